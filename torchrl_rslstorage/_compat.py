@@ -1,0 +1,83 @@
+"""Every private or version-dependent TorchRL name that the package touches, in one place.
+
+Read against TorchRL 0.14.1 and tensordict 0.14.3. When TorchRL moves, this file moves with it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from torchrl.data import LazyTensorStorage, ReplayBuffer
+from torchrl.data.replay_buffers import Sampler
+from torchrl.data.replay_buffers.writers import Writer
+
+__all__ = ["Columns", "ReplayBufferBase", "SamplerBase", "WriterBase"]
+
+
+class Columns(LazyTensorStorage):
+    """A ``[T, N]`` tensor storage whose TensorDict and row count a subclass manages itself.
+
+    TorchRL 0.14: ``_storage`` holds the TensorDict, ``initialized`` says that it is there, ``_len``
+    counts elements (not rows) and ``_bump_mutation_revision`` invalidates what stock samplers cache.
+    """
+
+    _storage: TensorDictBase | None
+    _len: int
+
+    @property
+    def columns(self) -> TensorDictBase | None:
+        """The whole ``[T, N]`` TensorDict, filled or not; ``None`` before the first write."""
+        return self._storage
+
+    def _set_columns(self, columns: TensorDictBase | None) -> None:
+        self._storage = columns
+        self.initialized = columns is not None
+        self.__dict__.pop("_total_shape_value", None)
+
+    def _set_len(self, num_elements: int) -> None:
+        self._len = num_elements
+        self._bump_mutation_revision()
+
+
+class WriterBase(Writer):
+    """TorchRL 0.14: a buffer reads ``_write_count`` and ``_cursor`` off its writer."""
+
+    _storage: Any
+    _write_count: int
+    _cursor: int
+
+
+class SamplerBase(Sampler):
+    """TorchRL 0.14: a buffer sets ``_rng`` on its sampler and clears ``ran_out`` through a setter."""
+
+    _rng: torch.Generator | None
+
+    @property
+    def generator(self) -> torch.Generator | None:
+        """The generator that the buffer's ``set_rng`` handed down; ``None`` means torch's global one."""
+        return self._rng
+
+
+class ReplayBufferBase(ReplayBuffer):
+    """The stock buffer's private parts, by public names (TorchRL 0.14)."""
+
+    _storage: Any
+    _sampler: Any
+    _writer: Any
+    _transform: Any
+    _rng: torch.Generator | None
+
+    @property
+    def generator(self) -> torch.Generator | None:
+        """The generator set by ``set_rng`` or at construction; ``None`` means torch's global one."""
+        return self._rng
+
+    def _has_transform(self) -> bool:
+        return self._transform is not None and len(self._transform) > 0
+
+    def _empty_parts(self, empty_write_count: bool) -> None:
+        self._writer._empty(empty_write_count=empty_write_count)
+        self._sampler._empty()
+        self._storage._empty()

@@ -1,0 +1,16 @@
+"""The rollout as data: storage, writer, samplers and the buffer that wires them."""
+
+from torchrl_rslstorage.data.final_observations import FinalObservations
+from torchrl_rslstorage.data.rollout_buffer import RolloutBuffer
+from torchrl_rslstorage.data.samplers import MiniBatchSampler, RolloutSampler
+from torchrl_rslstorage.data.storages import RolloutTensorStorage
+from torchrl_rslstorage.data.writers import RolloutWriter
+
+__all__ = [
+    "FinalObservations",
+    "MiniBatchSampler",
+    "RolloutBuffer",
+    "RolloutSampler",
+    "RolloutTensorStorage",
+    "RolloutWriter",
+]

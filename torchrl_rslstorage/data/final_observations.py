@@ -1,0 +1,138 @@
+"""The sparse table of observations that are not the next row.
+
+The next observation of a step is the next row, and is not stored twice. Two places have no next row:
+a truncated step (the environment was reset: the next row belongs to another episode) and the last row
+of the window. What the environment showed there is kept as ``(t, n, observation)``, which makes
+bootstrapping exact at one copy of the rollout.
+
+    row      0    1    2    3 = T - 1
+    env 0    ·    ✂    ·    ▪          ✂ truncated: kept      ▪ last row: kept
+    env 1    ·    ·    †    ▪          † terminated: its value is zero, not kept
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from torchrl_rslstorage.data.leaves import Key, nest
+
+_FLUSH_EVERY = 8
+"""Rows whose candidates wait for one look at the truncation flags, on devices where a look stalls
+the host. Eight rows of observations are held meanwhile, so the table stays small beside the window."""
+
+
+class FinalObservations(NamedTuple):
+    """What the environment showed where the window has no next row, ``K`` cells in all.
+
+    Examples:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from torchrl_rslstorage import FinalObservations
+        >>> cells = TensorDict({"observation": torch.zeros(2, 3)}, [2])
+        >>> table = FinalObservations(torch.tensor([1, 3]), torch.tensor([0, 0]), cells)
+        >>> table.observation.shape
+        torch.Size([2])
+    """
+
+    t: Tensor
+    """Rows ``[K]``, int64."""
+    n: Tensor
+    """Environments ``[K]``, int64."""
+    observation: TensorDict
+    """The next observations ``[K]``, every key that stood both at the root and under ``next``."""
+
+
+class FinalObservationTable:
+    """Collects `FinalObservations` row by row; the same table from single rows and from blocks.
+
+    State: empty, filling (some rows seen), closed (the last row was seen). Candidates wait in
+    ``_pending`` on accelerators, so that finding truncated rows costs one host synchronisation in
+    eight rows instead of one per row.
+    """
+
+    def __init__(self, num_envs: int, device: torch.device) -> None:
+        self._num_envs = num_envs
+        self._device = device
+        self.clear()
+
+    def clear(self) -> None:
+        """Forgets everything."""
+        self._chunks: list[tuple[Tensor, Tensor, dict[Key, Tensor]]] = []
+        self._pending: list[tuple[int, Tensor, dict[Key, Tensor]]] = []
+
+    def record(self, t: int, truncated: Tensor, observations: dict[Key, Tensor], *, last: bool) -> None:
+        """Keeps what row ``t`` needs: all environments if it is the last row, else the truncated ones.
+
+        Args:
+            t: the row.
+            truncated: ``[N, 1]`` bool.
+            observations: next observations ``[N, *]``; copied.
+            last: whether the window ends with this row.
+        """
+        if last:
+            self._flush()
+            row = torch.full((self._num_envs,), t, device=self._device)
+            envs = torch.arange(self._num_envs, device=self._device)
+            kept = {
+                key: torch.empty_like(value, device=self._device).copy_(value)
+                for key, value in observations.items()
+            }
+            self._chunks.append((row, envs, kept))
+        elif truncated.device.type == "cpu":
+            if bool(truncated.any()):
+                self._keep([(t, truncated, observations)])
+        else:
+            copies = {key: value.clone() for key, value in observations.items()}
+            self._pending.append((t, truncated.clone(), copies))
+            if len(self._pending) == _FLUSH_EVERY:
+                self._flush()
+
+    def read(self) -> FinalObservations:
+        """The table so far, in the order of ``(t, n)``."""
+        self._flush()
+        if not self._chunks:
+            none = torch.zeros(0, dtype=torch.int64, device=self._device)
+            return FinalObservations(none, none, TensorDict({}, [0], device=self._device))
+        rows, envs, cells = zip(*self._chunks, strict=True)
+        flat = {key: torch.cat([cell[key] for cell in cells]) for key in cells[0]}
+        t = torch.cat(rows)
+        return FinalObservations(t, torch.cat(envs), TensorDict(nest(flat), [len(t)], device=self._device))
+
+    def _flush(self) -> None:
+        if self._pending:
+            pending, self._pending = self._pending, []
+            self._keep(pending)
+
+    def _keep(self, rows: list[tuple[int, Tensor, dict[Key, Tensor]]]) -> None:
+        flags = torch.stack([truncated.reshape(-1) for _, truncated, _ in rows])
+        found, envs = flags.nonzero(as_tuple=True)
+        if not len(found):
+            return
+        cell = found * self._num_envs + envs
+        first_row = rows[0][0]
+        kept: dict[Key, Tensor] = {}
+        for key, value in rows[0][2].items():
+            block = value if len(rows) == 1 else torch.cat([row[2][key] for row in rows])
+            kept[key] = block.index_select(0, cell).to(self._device)
+        self._chunks.append(((found + first_row).to(self._device), envs.to(self._device), kept))
+
+    def state(self) -> list[tuple[Tensor, Tensor, dict[Key, Tensor]]]:
+        """The table as plain tensors, for a checkpoint."""
+        self._flush()
+        return list(self._chunks)
+
+    def load_state(self, chunks: list[tuple[Tensor, Tensor, dict[Key, Tensor]]]) -> None:
+        """Takes back what `state` gave."""
+        self.clear()
+        self._chunks = [
+            (
+                t.to(self._device),
+                n.to(self._device),
+                {key: value.to(self._device) for key, value in cells.items()},
+            )
+            for t, n, cells in chunks
+        ]

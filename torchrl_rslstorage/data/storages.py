@@ -1,0 +1,456 @@
+"""The preallocated ``[T, N]`` rollout: columns, the rows of them, the flat view and its shuffled copy.
+
+Three kinds of memory live here, all allocated once:
+
+    columns     [T, N, *]   what a step writes: root half (observations, action, …) and next half
+    derived     [T, N, *]   what is computed from a full window: advantage, value_target
+    workspace   [T·N, *]    one shuffled copy of the columns that a consumer reads
+
+The derived columns are taken off the rollout when it is emptied, so that a window which nobody computed
+advantages for raises a KeyError instead of showing the ones of the window before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from tensordict.utils import NestedKey
+from torch import Tensor
+
+from torchrl_rslstorage._compat import Columns
+from torchrl_rslstorage.data.final_observations import FinalObservations, FinalObservationTable
+from torchrl_rslstorage.data.leaves import (
+    Key,
+    canonical,
+    dtype_name,
+    leaves,
+    nbytes,
+    nest,
+    select,
+    show,
+    show_all,
+)
+
+SIGNALS = ("reward", "done", "terminated", "truncated")
+"""The entries of ``next`` that have a column of their own."""
+
+_ROOT_SKIP = frozenset({"next", "done", "terminated", "truncated", "collector", "_reset"})
+_DERIVED_BEFORE_USE = 2
+"""Float32 ``[T, N, 1]`` columns that every window gets: ``advantage`` and ``value_target``."""
+
+
+class RolloutTensorStorage(Columns):
+    """One rollout window as a TensorDict of batch size ``[T, N]``, allocated once and filled row by row.
+
+    State: empty (0 rows), filling (1 to T - 1), full (T). `clear_rows` (through ``buffer.empty()``)
+    leads back to empty. Columns are made by the first row written, or at once from an example.
+
+    Args:
+        num_steps: T, rows of the window.
+        num_envs: N, environments.
+        device: where the window lives.
+
+    Raises:
+        ValueError: a size below one.
+
+    Examples:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from torchrl_rslstorage import RolloutTensorStorage
+        >>> storage = RolloutTensorStorage(num_steps=2, num_envs=3)
+        >>> storage.write_root(0, {"observation": torch.zeros(3, 4)})
+        >>> storage.columns["observation"].shape
+        torch.Size([2, 3, 4])
+    """
+
+    def __init__(self, num_steps: int, num_envs: int, *, device: torch.device | str = "cpu") -> None:
+        for name, value in (("num_steps", num_steps), ("num_envs", num_envs)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"`{name}` must be an integer of at least 1, got {value!r}.")
+        super().__init__(num_steps * num_envs, device=device, ndim=2)
+        self.num_steps = num_steps
+        self.num_envs = num_envs
+        self.num_rows = 0
+        self._root: _Columns | None = None
+        self._next: _Columns | None = None
+        self._final_keys: tuple[Key, ...] = ()
+        self._derived: dict[Key, Tensor] = {}
+        self._workspace: dict[Key, Tensor] = {}
+        self._final = FinalObservationTable(num_envs, torch.device(self.device))
+
+    # -- allocation ------------------------------------------------------------------------------
+
+    def allocate(self, example: TensorDictBase) -> None:
+        """Makes every column now, from one row ``[N]`` with its ``next``; nothing is written.
+
+        Raises:
+            MemoryError: the window does not fit; the message says how many bytes it takes.
+        """
+        root, after = root_leaves(example), next_leaves(example)
+        self._make_root(root)
+        self._make_next(after, root)
+
+    def window_nbytes(self, example: TensorDictBase | None = None) -> int:
+        """Bytes of one window: columns, advantage, value target and the last row's observations.
+
+        Args:
+            example: a row ``[N]`` with its ``next``; may be left out once columns exist.
+
+        Raises:
+            RuntimeError: no example was given and nothing is allocated yet.
+        """
+        cells = self.num_steps * self.num_envs
+        derived = _DERIVED_BEFORE_USE * 4 * cells
+        if example is not None:
+            root, after = root_leaves(example), next_leaves(example)
+            columns, finals = split_next(after, root)
+            rows = nbytes(root) + nbytes(columns)
+            return self.num_steps * rows + derived + nbytes(finals)
+        if self._root is None or self._next is None:
+            raise RuntimeError(
+                "The size of a window is not known before the first row. Pass an example row: "
+                "buffer.nbytes(example), a TensorDict [N] with its `next`."
+            )
+        finals = nbytes({key: self._root.columns[key][0] for key in self._final_keys})
+        return nbytes(self._root.columns) + nbytes(self._next.columns) + derived + finals
+
+    def _make_root(self, row: Mapping[Key, Tensor]) -> None:
+        self._root = _Columns("root", self._new_columns(row), row)
+        self._attach()
+
+    def _make_next(self, after: Mapping[Key, Tensor], root: Mapping[Key, Tensor]) -> None:
+        columns, finals = split_next(after, root)
+        missing = [name for name in ("reward", "done") if name not in columns]
+        if missing:
+            raise KeyError(
+                f"A row's `next` needs reward and done, but {show_all(missing)} is missing. "
+                f"It holds {show_all(after)}."
+            )
+        for name in SIGNALS:
+            if name in columns and columns[name].shape != (self.num_envs, 1):
+                raise ValueError(
+                    f"('next', '{name}') has shape {tuple(columns[name].shape)}, expected "
+                    f"{(self.num_envs, 1)}: one value an environment, with the trailing 1."
+                )
+        self._next = _Columns("next", self._new_columns(columns), columns)
+        self._final_keys = tuple(finals)
+        self._attach()
+
+    def _new_columns(self, row: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
+        made: dict[Key, Tensor] = {}
+        for key, value in row.items():
+            if value.shape[:1] != (self.num_envs,):
+                raise ValueError(
+                    f"{show(key)} has shape {tuple(value.shape)}, expected [N = {self.num_envs}, ...]: "
+                    "a row holds one entry an environment."
+                )
+            made[key] = self._zeros((self.num_steps, *value.shape), value.dtype, row)
+        return made
+
+    def _zeros(self, shape: Sequence[int], dtype: torch.dtype, row: Mapping[Key, Tensor]) -> Tensor:
+        try:
+            return torch.zeros(tuple(shape), dtype=dtype, device=self.device)
+        except (RuntimeError, MemoryError) as error:
+            total = self.num_steps * nbytes(row) + _DERIVED_BEFORE_USE * 4 * self.max_size
+            raise MemoryError(
+                f"A window of {self.num_steps} steps x {self.num_envs} environments takes "
+                f"{total:,} bytes ({total / 2**30:.1f} GiB), which {self.device} has not got. "
+                "Use fewer steps or environments, or smaller observations."
+            ) from error
+
+    def _attach(self) -> None:
+        flat: dict[Key, Tensor] = dict(self._root.columns) if self._root else {}
+        if self._next is not None:
+            for key, column in self._next.columns.items():
+                flat[("next", key) if isinstance(key, str) else ("next", *key)] = column
+        columns = TensorDict(
+            nest(flat), [self.num_steps, self.num_envs], device=self.device, names=["time", None]
+        )
+        self._set_columns(columns)
+
+    # -- writing ---------------------------------------------------------------------------------
+
+    def write_root(self, t: int, row: Mapping[Key, Tensor]) -> None:
+        """Copies the first half of row ``t``: what stood before ``env.step``, leaves ``[N, *]``."""
+        if self._root is None:
+            self._make_root(row)
+        assert self._root is not None
+        self._root.copy_row(t, row)
+
+    def write_next(self, t: int, after: Mapping[Key, Tensor]) -> None:
+        """Copies the second half of row ``t``: signals into columns, final observations sparsely."""
+        if self._next is None:
+            assert self._root is not None
+            self._make_next(after, {key: col[t] for key, col in self._root.columns.items()})
+        assert self._next is not None
+        columns = {key: after[key] for key in self._next.columns if key in after}
+        extra = [key for key in after if key not in columns and key not in self._root_keys()]
+        if extra:
+            raise KeyError(
+                f"`next` holds {show_all(extra)}, which the first row of this window's layout did not "
+                f"have: it had {show_all(self._next.columns)}. Every row must have the same keys."
+            )
+        self._next.copy_row(t, columns)
+        observations: dict[Key, Tensor] = {}
+        for key in self._final_keys:
+            value = after.get(key)
+            if value is None:
+                raise KeyError(f"('next', {show(key)}) is missing in row {t}, but the first row had it.")
+            observations[key] = value
+        last = t == self.num_steps - 1
+        self._final.record(t, columns["truncated"], observations, last=last)
+
+    def set_num_rows(self, num_rows: int) -> None:
+        """Records how many rows are filled."""
+        self.num_rows = num_rows
+        self._set_len(num_rows * self.num_envs)
+
+    def _root_keys(self) -> Mapping[Key, Tensor]:
+        return self._root.columns if self._root else {}
+
+    # -- derived columns -------------------------------------------------------------------------
+
+    def derived(
+        self, key: NestedKey, *, features: Sequence[int] = (1,), dtype: torch.dtype = torch.float32
+    ) -> Tensor:
+        """The column ``[T, N, *features]`` for a computed key, part of the rollout until it is emptied.
+
+        Its memory is reused by later windows; what it holds on return is not defined.
+        """
+        name = canonical(key)
+        shape = (self.num_steps, self.num_envs, *features)
+        column = self._derived.get(name)
+        if column is None or column.shape != shape or column.dtype != dtype:
+            column = self._zeros(shape, dtype, {})
+            self._derived[name] = column
+        columns = self.columns
+        if columns is None:
+            raise RuntimeError("Nothing is stored yet: write a window before computing on it.")
+        columns.set(name, column)
+        return column
+
+    # -- reading ---------------------------------------------------------------------------------
+
+    @property
+    def is_full(self) -> bool:
+        """Whether all T rows are written."""
+        return self.num_rows == self.num_steps
+
+    @property
+    def final_observations(self) -> FinalObservations:
+        """The observations of truncated steps and of the window's last row."""
+        return self._final.read()
+
+    def window(self) -> TensorDictBase:
+        """The full window, as views of the storage.
+
+        Raises:
+            RuntimeError: it is not full; both counts are named.
+        """
+        columns = self.columns
+        if not self.is_full or columns is None:
+            raise RuntimeError(
+                f"The window holds {self.num_rows} of {self.num_steps} rows "
+                f"({self.num_rows * self.num_envs} of {self.max_size} transitions): fill it first."
+            )
+        return columns
+
+    def root_columns(self) -> dict[Key, Tensor]:
+        """Every column outside ``next`` by name, derived ones included: what a mini-batch can hold."""
+        return leaves(self.window(), skip=frozenset({"next"}))
+
+    def shuffled(self, cells: Tensor, keys: Sequence[NestedKey] | None) -> dict[Key, Tensor]:
+        """The flat cells ``cells`` of the window, copied once into a workspace that is reused.
+
+        Args:
+            cells: ``[M]`` int64, positions in ``[0, T·N)`` with cell = t·N + n.
+            keys: what to copy; ``None`` takes every root column but ``is_init``.
+
+        Returns:
+            Leaves ``[M, *]`` by name: views of the workspace, good until the next call.
+
+        Raises:
+            RuntimeError: the window is not full.
+            KeyError: a key is not there.
+        """
+        columns = self.root_columns()
+        names = [name for name in columns if name != "is_init"] if keys is None else select(columns, keys)
+        out: dict[Key, Tensor] = {}
+        for name in names:
+            flat = columns[name].flatten(0, 1)
+            room = self._workspace.get(name)
+            if room is None or room.shape != flat.shape or room.dtype != flat.dtype:
+                room = torch.empty_like(flat)
+                self._workspace[name] = room
+            out[name] = room[: len(cells)]
+            torch.index_select(flat, 0, cells, out=out[name])
+        return out
+
+    # -- emptying and saving ---------------------------------------------------------------------
+
+    def _empty(self) -> None:
+        self.set_num_rows(0)
+        self._final.clear()
+        columns = self.columns
+        if columns is not None:
+            for name in self._derived:
+                if name in columns.keys(True, True):
+                    columns.del_(name)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The filled rows (cloned), the table of final observations, and the derived columns."""
+        columns = self.columns
+        attached = leaves(columns) if columns is not None else {}
+        derived = {key: attached[key].clone() for key in self._derived if key in attached}
+        return {
+            "num_steps": self.num_steps,
+            "num_envs": self.num_envs,
+            "num_rows": self.num_rows,
+            "root": self._root.filled(self.num_rows) if self._root else {},
+            "next": self._next.filled(self.num_rows) if self._next else {},
+            "final_keys": list(self._final_keys),
+            "final": [
+                (t.clone(), n.clone(), {key: value.clone() for key, value in cells.items()})
+                for t, n, cells in self._final.state()
+            ],
+            "derived": derived if self.is_full else {},
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes back what `state_dict` gave.
+
+        Raises:
+            ValueError: it comes from a window of another size.
+        """
+        theirs = (state_dict["num_steps"], state_dict["num_envs"])
+        if theirs != (self.num_steps, self.num_envs):
+            raise ValueError(
+                f"The saved window is {theirs[0]} steps x {theirs[1]} environments, this one is "
+                f"{self.num_steps} x {self.num_envs}."
+            )
+        self._empty()
+        rows: int = state_dict["num_rows"]
+        if rows:
+            self._root = self._restored("root", state_dict["root"])
+            self._next = self._restored("next", state_dict["next"])
+            self._final_keys = tuple(state_dict["final_keys"])
+            self._attach()
+            self._final.load_state(state_dict["final"])
+        for key, value in state_dict["derived"].items():
+            self.derived(key, features=value.shape[2:], dtype=value.dtype).copy_(value)
+        self.set_num_rows(rows)
+
+    def _restored(self, half: str, filled: Mapping[Key, Tensor]) -> _Columns:
+        row = {key: value[0] for key, value in filled.items()}
+        columns = self._new_columns(row)
+        for key, value in filled.items():
+            columns[key][: len(value)].copy_(value)
+        return _Columns(half, columns, row)
+
+    def dumps(self, path: str | Path) -> None:
+        """Writes `state_dict` to one file in the folder ``path``."""
+        Path(path).mkdir(parents=True, exist_ok=True)
+        torch.save(self.state_dict(), Path(path) / "storage.pt")
+
+    def loads(self, path: str | Path) -> None:
+        """Reads what `dumps` wrote; tensors only, no code is run."""
+        self.load_state_dict(torch.load(Path(path) / "storage.pt", weights_only=True))
+
+
+class _Columns:
+    """One half of the row: its columns, their layout, and the views of each row, made once."""
+
+    def __init__(self, half: str, columns: dict[Key, Tensor], row: Mapping[Key, Tensor]) -> None:
+        self._half = half
+        self.columns = columns
+        self._layout = {key: (value.shape, value.dtype) for key, value in row.items()}
+        self._rows: list[list[Tensor] | None] = [None] * len(next(iter(columns.values()), ()))
+
+    def copy_row(self, t: int, row: Mapping[Key, Tensor]) -> None:
+        if row.keys() != self._layout.keys():
+            self._refuse_keys(t, row)
+        sources: list[Tensor] = []
+        for key, layout in self._layout.items():
+            value = row[key]
+            if (value.shape, value.dtype) != layout:
+                self._refuse_layout(t, key, value)
+            sources.append(value)
+        rows = self._rows[t]
+        if rows is None:
+            rows = self._rows[t] = [column[t] for column in self.columns.values()]
+        with torch.no_grad():
+            torch._foreach_copy_(rows, sources)
+
+    def filled(self, num_rows: int) -> dict[Key, Tensor]:
+        return {key: column[:num_rows].clone() for key, column in self.columns.items()}
+
+    def _refuse_keys(self, t: int, row: Mapping[Key, Tensor]) -> None:
+        missing = [key for key in self._layout if key not in row]
+        unknown = [key for key in row if key not in self._layout]
+        parts = [f"lacks {show_all(missing)}"] * bool(missing)
+        parts += [f"brings the unknown {show_all(unknown)}"] * bool(unknown)
+        raise KeyError(
+            f"Row {t} {' and '.join(parts)} ({self._half} half). Every row of a rollout has the keys of "
+            f"its first row: {show_all(self._layout)}."
+        )
+
+    def _refuse_layout(self, t: int, key: Key, value: Tensor) -> None:
+        shape, dtype = self._layout[key]
+        raise ValueError(
+            f"{show(key)} in row {t} ({self._half} half) is {dtype_name(value.dtype)} "
+            f"{tuple(value.shape)}, but the first row made its column {dtype_name(dtype)} "
+            f"{tuple(shape)}. Values are stored as they are: cast or reshape them before they come here."
+        )
+
+
+def root_leaves(td: TensorDictBase) -> dict[Key, Tensor]:
+    """What the first half of a row stores: everything but done flags, ``next`` and ``collector``."""
+    return leaves(td, skip=_ROOT_SKIP)
+
+
+def next_leaves(td: TensorDictBase) -> dict[Key, Tensor]:
+    """The leaves under ``next``, with ``terminated`` and ``truncated`` completed from ``done``.
+
+    TorchRL environments may leave out one of the two; the missing one is ``done`` without the other.
+
+    Raises:
+        KeyError: there is no ``next``.
+    """
+    after = td.get("next", None)
+    if after is None:
+        raise KeyError("A row needs its `next` (reward, done, …): pass the TensorDict after env.step.")
+    return complete_done(leaves(after))
+
+
+def complete_done(after: dict[Key, Tensor]) -> dict[Key, Tensor]:
+    """``after`` with both ``terminated`` and ``truncated``, if it has ``done`` at all."""
+    done = after.get("done")
+    if done is None:
+        return after
+    if "terminated" not in after:
+        truncated = after.get("truncated")
+        after["terminated"] = done.clone() if truncated is None else done & ~truncated
+    if "truncated" not in after:
+        after["truncated"] = done & ~after["terminated"]
+    return after
+
+
+def split_next(
+    after: Mapping[Key, Tensor], root: Mapping[Key, Tensor]
+) -> tuple[dict[Key, Tensor], dict[Key, Tensor]]:
+    """``next`` as (columns, final observations): the latter also stand at the root, one row later."""
+    columns: dict[Key, Tensor] = {}
+    finals: dict[Key, Tensor] = {}
+    for key, value in after.items():
+        if key in SIGNALS:
+            columns[key] = value
+        elif key in root:
+            if key != "is_init":
+                finals[key] = value
+        else:
+            columns[key] = value
+    return columns, finals

@@ -1,0 +1,105 @@
+"""A diagonal Gaussian over action vectors, with nothing computed that PPO does not read."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.distributions import Distribution, constraints
+from torch.distributions.kl import register_kl
+
+_HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
+
+
+class DiagonalGaussian(Distribution):
+    """Independent normals over the last dimension, one event per action vector.
+
+        log p(a) = Σ_i −(a_i − μ_i)² / 2σ_i² − log σ_i − ½ log 2π
+        H        = Σ_i ½ + ½ log 2π + log σ_i
+
+    The same numbers as ``Independent(Normal(loc, scale), 1)``. ``scale`` may be ``[A]`` while ``loc`` is
+    ``[*, A]``: a state-independent std is never expanded, and its logarithm is taken once, not per sample.
+
+    Args:
+        loc: mean ``[*, A]``.
+        scale: standard deviation ``[A]`` or ``[*, A]``, positive; not checked.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_rslstorage import DiagonalGaussian
+        >>> dist = DiagonalGaussian(torch.zeros(5, 2), torch.ones(2))
+        >>> dist.log_prob(torch.zeros(5, 2)).shape
+        torch.Size([5])
+    """
+
+    arg_constraints = {  # noqa: RUF012 - the attribute torch.distributions defines
+        "loc": constraints.real_vector,
+        "scale": constraints.independent(constraints.positive, 1),
+    }
+    support = constraints.real_vector
+    has_rsample = True
+
+    def __init__(self, loc: Tensor, scale: Tensor, validate_args: bool | None = None) -> None:
+        self.loc = loc
+        self.scale = scale
+        super().__init__(loc.shape[:-1], loc.shape[-1:], validate_args=False)
+
+    @property
+    def mean(self) -> Tensor:
+        """Mean ``[*, A]``."""
+        return self.loc
+
+    @property
+    def mode(self) -> Tensor:
+        """Mode ``[*, A]``."""
+        return self.loc
+
+    @property
+    def deterministic_sample(self) -> Tensor:
+        """What TorchRL takes as the action without exploration: the mean, ``[*, A]``."""
+        return self.loc
+
+    @property
+    def stddev(self) -> Tensor:
+        """Standard deviation, expanded to ``[*, A]``."""
+        return self.scale.expand_as(self.loc)
+
+    @property
+    def variance(self) -> Tensor:
+        """Variance ``[*, A]``."""
+        return self.stddev.square()
+
+    def sample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:  # noqa: B008 - torch's signature
+        """Actions ``[*sample_shape, *, A]``, without gradient."""
+        with torch.no_grad():
+            shape = self._extended_shape(sample_shape)
+            return torch.normal(self.loc.expand(shape), self.scale.expand(shape))
+
+    def rsample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:  # noqa: B008 - torch's signature
+        """Actions ``[*sample_shape, *, A]``, differentiable in mean and std."""
+        shape = self._extended_shape(sample_shape)
+        noise = torch.randn(shape, dtype=self.loc.dtype, device=self.loc.device)
+        return self.loc + noise * self.scale
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Log-density of ``value`` ``[*, A]``, one number per action vector ``[*]``."""
+        square = (value - self.loc).square() / (2 * self.scale.square())
+        return -(square + (self.scale.log() + _HALF_LOG_2PI)).sum(-1)
+
+    def entropy(self) -> Tensor:
+        """Entropy ``[*]``."""
+        entropy = (self.scale.log() + (0.5 + _HALF_LOG_2PI)).sum(-1)
+        return entropy.expand(self.batch_shape)
+
+    def expand(self, batch_shape: torch.Size, _instance: DiagonalGaussian | None = None) -> DiagonalGaussian:
+        """The same distribution over a larger batch shape."""
+        shape = (*batch_shape, *self.event_shape)
+        return DiagonalGaussian(self.loc.expand(shape), self.scale.expand(shape))
+
+
+@register_kl(DiagonalGaussian, DiagonalGaussian)
+def _kl_diagonal_gaussians(p: DiagonalGaussian, q: DiagonalGaussian) -> Tensor:
+    var_ratio = (p.scale / q.scale).square()
+    shift = ((p.loc - q.loc) / q.scale).square()
+    return 0.5 * (var_ratio + shift - 1 - var_ratio.log()).sum(-1)

@@ -1,0 +1,285 @@
+"""RolloutGAE: advantages and value targets of a rollout, once per window, in place."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Literal, get_args
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from tensordict.nn import TensorDictModuleBase
+from tensordict.utils import NestedKey
+from torch import Tensor
+
+from torchrl_rslstorage.data import RolloutBuffer
+from torchrl_rslstorage.data.leaves import canonical, leaves, show
+from torchrl_rslstorage.objectives.finite import check_finite
+from torchrl_rslstorage.objectives.returns import (
+    bootstrapped_gae_,
+    normalize_advantage,
+    require_same_shape,
+)
+
+TimeOut = Literal["final_observation", "rsl_rl"]
+"""What follows a truncated step: V of its true final observation, or RSL-RL's stand-in V(s_t)."""
+
+
+class RolloutGAE:
+    """Generalised advantage estimation over a rollout, exact at truncations.
+
+        δ_t = r_t + γ·V(s'_t)·(1 − terminated_t) − V(s_t)
+        A_t = δ_t + γλ·(1 − done_t)·A_{t+1}
+
+    ``s'_t`` is what the environment really showed after step t: the next row, or, where the episode was
+    cut off by a time limit or the window ends, the final observation kept beside the rollout. Termination
+    zeroes the bootstrap; truncation cuts the trace and keeps it. Schulman et al. 2016, arXiv:1506.02438.
+
+    ``time_out="rsl_rl"`` is RSL-RL's rule (rsl_rl 5.5.1, algorithms/ppo.py, ``process_env_step``): at a
+    time-out ``r_t += γ·V(s_t)``, then the trace and the bootstrap are cut as at a termination. It is also
+    what stands in, announced once, where an environment resets itself and gives no final observation
+    (NaN in ``next``).
+
+    Args:
+        gamma: discount γ.
+        lmbda: trace decay λ.
+        value_network: the critic: reads observations, writes the state value. Needed for a
+            `RolloutBuffer`; a TensorDict that holds the values of ``next`` needs none.
+        time_out: what follows a truncated step.
+        normalize: also normalise the advantages over the whole window, ``(A − mean) / (std + 1e-8)``
+            with the unbiased std, as RSL-RL does unless it normalises per mini-batch. Value targets are
+            those of the raw advantages.
+        advantage_key, value_target_key, value_key, reward_key, done_key, terminated_key, truncated_key:
+            the entries read and written; the last four stand under ``next``.
+        log_prob_key: checked for NaN and inf together with the advantages, where it is there.
+
+    Raises:
+        ValueError: γ or λ outside [0, 1], an unknown rule; a shape other than ``[T, N, 1]``; NaN or inf
+            in the window (the message names environment, key and step).
+
+    Examples:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from torchrl_rslstorage import RolloutGAE
+        >>> flags = {"done": torch.zeros(2, 1, 1, dtype=torch.bool)}
+        >>> flags["terminated"] = flags["done"].clone()
+        >>> after = {"reward": torch.ones(2, 1, 1), "state_value": torch.zeros(2, 1, 1), **flags}
+        >>> td = TensorDict({"state_value": torch.zeros(2, 1, 1), "next": after}, [2, 1])
+        >>> RolloutGAE(gamma=1.0, lmbda=1.0)(td, time_dim=0)["advantage"].flatten()
+        tensor([2., 1.])
+    """
+
+    def __init__(
+        self,
+        gamma: float = 0.99,
+        lmbda: float = 0.95,
+        value_network: TensorDictModuleBase | None = None,
+        *,
+        time_out: TimeOut = "final_observation",
+        normalize: bool = False,
+        advantage_key: NestedKey = "advantage",
+        value_target_key: NestedKey = "value_target",
+        value_key: NestedKey = "state_value",
+        reward_key: NestedKey = "reward",
+        done_key: NestedKey = "done",
+        terminated_key: NestedKey = "terminated",
+        truncated_key: NestedKey = "truncated",
+        log_prob_key: NestedKey = "action_log_prob",
+    ) -> None:
+        for name, number in (("gamma", gamma), ("lmbda", lmbda)):
+            if not 0.0 <= number <= 1.0:
+                raise ValueError(f"`{name}` must lie in [0, 1], got {number}.")
+        if time_out not in get_args(TimeOut):
+            raise ValueError(f"`time_out` must be one of {get_args(TimeOut)}, got {time_out!r}.")
+        self.gamma = float(gamma)
+        self.lmbda = float(lmbda)
+        self.value_network = value_network
+        self.time_out: TimeOut = time_out
+        self.normalize = normalize
+        self.advantage_key = advantage_key
+        self.value_target_key = value_target_key
+        self.value_key = value_key
+        self.reward_key = reward_key
+        self.done_key = done_key
+        self.terminated_key = terminated_key
+        self.truncated_key = truncated_key
+        self.log_prob_key = log_prob_key
+        self._announced = False
+
+    @torch.no_grad()
+    def __call__(
+        self, data: RolloutBuffer | TensorDictBase, *, time_dim: int | None = None
+    ) -> TensorDictBase:
+        """Writes ``advantage`` and ``value_target`` into ``data`` and returns its TensorDict.
+
+        Args:
+            data: a full `RolloutBuffer`, or a TensorDict with two batch dimensions and a full ``next``.
+            time_dim: which dimension of a TensorDict is time; left out, the one named "time", else 0.
+        """
+        if isinstance(data, RolloutBuffer):
+            return self._of_buffer(data)
+        return self._of_tensordict(data, time_dim)
+
+    # -- a RolloutBuffer -------------------------------------------------------------------------
+
+    def _of_buffer(self, buffer: RolloutBuffer) -> TensorDictBase:
+        window = buffer.window
+        if self.value_network is None:
+            raise ValueError(
+                "RolloutGAE needs a value_network for a RolloutBuffer: the value of the window's last "
+                "observations is not in it. Pass RolloutGAE(..., value_network=critic)."
+            )
+        storage = buffer.storage
+        value = window.get(self.value_key, None)
+        if value is None:
+            value = storage.derived(self.value_key)
+            value.copy_(self._evaluate(window.exclude("next").flatten(0, 1)).view_as(value))
+        reward = window.get(_under_next(self.reward_key))
+        done = window.get(_under_next(self.done_key))
+        terminated = window.get(_under_next(self.terminated_key))
+        truncated = window.get(_under_next(self.truncated_key))
+        self._check_shapes(value, reward, done, terminated, truncated)
+        advantage = storage.derived(self.advantage_key, dtype=value.dtype)
+        value_target = storage.derived(self.value_target_key, dtype=value.dtype)
+
+        torch.sub(reward, value, out=advantage)
+        t, n, observation = buffer.final_observations
+        cell = t * buffer.num_envs + n
+        after = self._evaluate(observation).view(-1)
+        stands_in = _no_observation(observation)
+        # A NaN observation of an episode that goes on is a fault, not a missing final observation.
+        stands_in &= done.view(-1)[cell]
+        after = torch.where(stands_in, value.view(-1)[cell], after)
+        if self.time_out == "rsl_rl":
+            value_target.copy_(truncated)
+            advantage.addcmul_(value, value_target, value=self.gamma)
+            counts = ~done.view(-1)[cell]
+        else:
+            counts = ~terminated.view(-1)[cell]
+            self._announce(stands_in & counts)
+        after = torch.where(counts, after, torch.zeros_like(after))
+        advantage.view(-1).index_add_(0, cell, after, alpha=self.gamma)
+
+        bootstrapped_gae_(advantage, value_target, value, done, gamma=self.gamma, lmbda=self.lmbda)
+        self._finish(window, advantage)
+        return window
+
+    def _evaluate(self, observation: TensorDictBase) -> Tensor:
+        network = self.value_network
+        assert network is not None
+        missing = [key for key in network.in_keys if key not in observation.keys(True)]
+        if missing:
+            raise KeyError(
+                f"The value network reads {show(missing[0])}, which this window does not hold where it is "
+                "needed. A final observation is taken from `next`: environments and collectors must "
+                "leave it there (compact_obs=False)."
+            )
+        # Networks write into what they are given.
+        return network(observation.select(*network.in_keys)).get(self.value_key)
+
+    # -- a plain TensorDict ----------------------------------------------------------------------
+
+    def _of_tensordict(self, td: TensorDictBase, time_dim: int | None) -> TensorDictBase:
+        if td.ndim != 2:
+            raise ValueError(f"Expected two batch dimensions, got {tuple(td.batch_size)}.")
+        if time_dim is None:
+            names = td.names or []
+            time_dim = names.index("time") if "time" in names else 0
+        if time_dim not in (0, 1):
+            raise ValueError(f"`time_dim` must be 0 or 1, got {time_dim}.")
+        rows = td if time_dim == 0 else td.transpose(0, 1)
+        after = rows.get("next")
+        value = self._values(rows)
+        next_value = self._values(after)
+        reward, done = after.get(self.reward_key), after.get(self.done_key)
+        truncated, terminated = (
+            after.get(self.truncated_key, None),
+            after.get(self.terminated_key, None),
+        )
+        if terminated is None:
+            terminated = done if truncated is None else done & ~truncated
+        if truncated is None:
+            truncated = done & ~terminated
+        self._check_shapes(value, reward, done, terminated, truncated)
+        require_same_shape({"next state value": next_value}, value.shape, "[T, N, 1]")
+
+        stands_in = next_value.isnan() & done
+        next_value = torch.where(stands_in, value, next_value)
+        last = torch.zeros_like(done)
+        last[-1] = True
+        if self.time_out == "rsl_rl":
+            bootstrap = value * truncated + next_value * (last & ~done)
+        else:
+            bootstrap = torch.where((truncated | last) & ~terminated, next_value, 0.0)
+            self._announce(stands_in & truncated & ~terminated)
+        advantage = (reward - value + self.gamma * bootstrap).contiguous()
+        value_target = torch.empty_like(advantage)
+        bootstrapped_gae_(advantage, value_target, value, done, gamma=self.gamma, lmbda=self.lmbda)
+        self._finish(rows, advantage)
+        if time_dim == 1:
+            advantage, value_target = advantage.transpose(0, 1), value_target.transpose(0, 1)
+        td.set(self.advantage_key, advantage)
+        td.set(self.value_target_key, value_target)
+        return td
+
+    def _values(self, td: TensorDictBase) -> Tensor:
+        value = td.get(self.value_key, None)
+        if value is not None:
+            return value
+        if self.value_network is None:
+            raise KeyError(
+                f"There is no {show(self.value_key)} and no value_network to compute it: store the "
+                "values, or pass RolloutGAE(..., value_network=critic)."
+            )
+        return self._evaluate(td.flatten(0, 1)).unflatten(0, td.batch_size)
+
+    # -- both ------------------------------------------------------------------------------------
+
+    def _finish(self, window: TensorDictBase, advantage: Tensor) -> None:
+        log_prob = window.get(self.log_prob_key, None)
+        check_finite(window, advantage, log_prob if isinstance(log_prob, Tensor) else None)
+        if self.normalize:
+            normalize_advantage(advantage, out=advantage)
+
+    def _check_shapes(
+        self, value: Tensor, reward: Tensor, done: Tensor, terminated: Tensor, truncated: Tensor
+    ) -> None:
+        tensors = {
+            str(canonical(self.value_key)): value,
+            str(canonical(self.reward_key)): reward,
+            str(canonical(self.done_key)): done,
+            str(canonical(self.terminated_key)): terminated,
+            str(canonical(self.truncated_key)): truncated,
+        }
+        require_same_shape(tensors, (*reward.shape[:2], 1), "[T, N, 1]")
+        if value.dtype != reward.dtype:
+            raise ValueError(
+                f"Rewards are {reward.dtype} but state values {value.dtype}: cast one of them "
+                "(torchrl.envs.DoubleToFloat casts an environment)."
+            )
+
+    def _announce(self, stands_in: Tensor) -> None:
+        if self._announced:
+            return
+        count = int(stands_in.sum())
+        if count:
+            self._announced = True
+            warnings.warn(
+                f"{count} truncated step(s) of this window have no final observation (NaN in `next`): the "
+                "environment resets itself and does not give it. RSL-RL's rule V(s_t) stands in for "
+                "V(final observation). Give final observations for an exact bootstrap; said once.",
+                UserWarning,
+                stacklevel=4,
+            )
+
+
+def _no_observation(observation: TensorDict) -> Tensor:
+    """``[K]`` bool: cells of which some floating-point observation holds NaN."""
+    missing = torch.zeros(len(observation), dtype=torch.bool, device=observation.device)
+    for value in leaves(observation).values():
+        if value.is_floating_point():
+            missing |= value.flatten(1).isnan().any(1) if value.ndim > 1 else value.isnan()
+    return missing
+
+
+def _under_next(key: NestedKey) -> NestedKey:
+    return ("next", key) if isinstance(key, str) else ("next", *key)
