@@ -151,7 +151,7 @@ def test_a_disk_that_fills_up_during_create_leaves_the_folder_free_for_another_t
         ("", "is broken"),
         ('{"seed": ', "is broken"),
         (b"\xff\xfe\x00", "is broken"),
-        ("[1, 2]", "a JSON object, not a list"),
+        ("[1, 2]", "holds no JSON object"),
     ],
 )
 def test_opening_what_is_not_a_run_says_why(tmp_path, content, message):

@@ -1,5 +1,6 @@
 """RSL-RL's on-policy data path as native TorchRL components."""
 
+from torchrl_rslstorage.collectors import EpisodeStatistics, RolloutCollector
 from torchrl_rslstorage.data import (
     FinalObservations,
     MiniBatchSampler,
@@ -8,6 +9,7 @@ from torchrl_rslstorage.data import (
     RolloutTensorStorage,
     RolloutWriter,
 )
+from torchrl_rslstorage.envs import GymnasiumEnv, PendulumEnv, make_env
 from torchrl_rslstorage.modules import (
     ActorCritic,
     DiagonalGaussian,
@@ -17,21 +19,38 @@ from torchrl_rslstorage.modules import (
     ObservationModule,
 )
 from torchrl_rslstorage.objectives import RolloutGAE, RSLPPOLoss, normalize_advantage
+from torchrl_rslstorage.trainers import (
+    KLAdaptiveStepper,
+    PPOConfig,
+    RSLPPOTrainer,
+    RunFolder,
+    RunFolderError,
+)
 
 __all__ = [
     "ActorCritic",
     "DiagonalGaussian",
     "EmpiricalNormalizer",
+    "EpisodeStatistics",
     "FinalObservations",
+    "GymnasiumEnv",
+    "KLAdaptiveStepper",
     "MLPActor",
     "MLPCritic",
     "MiniBatchSampler",
     "ObservationModule",
+    "PPOConfig",
+    "PendulumEnv",
     "RSLPPOLoss",
+    "RSLPPOTrainer",
     "RolloutBuffer",
+    "RolloutCollector",
     "RolloutGAE",
     "RolloutSampler",
     "RolloutTensorStorage",
     "RolloutWriter",
+    "RunFolder",
+    "RunFolderError",
+    "make_env",
     "normalize_advantage",
 ]

@@ -12,8 +12,9 @@ from tensordict import TensorDictBase
 from torchrl.data import LazyTensorStorage, ReplayBuffer
 from torchrl.data.replay_buffers import Sampler
 from torchrl.data.replay_buffers.writers import Writer
+from torchrl.trainers import Trainer
 
-__all__ = ["Columns", "ReplayBufferBase", "SamplerBase", "WriterBase"]
+__all__ = ["Columns", "ReplayBufferBase", "SamplerBase", "TrainerBase", "WriterBase"]
 
 
 class Columns(LazyTensorStorage):
@@ -81,3 +82,24 @@ class ReplayBufferBase(ReplayBuffer):
         self._writer._empty(empty_write_count=empty_write_count)
         self._sampler._empty()
         self._storage._empty()
+
+
+class TrainerBase(Trainer):
+    """The stock trainer's private parts, by public names (TorchRL 0.14)."""
+
+    _optim_count: int
+    _pbar_str: dict[str, float]
+    _pbar: Any
+
+    @property
+    def optim_count(self) -> int:
+        """Optimisation steps taken so far."""
+        return self._optim_count
+
+    @optim_count.setter
+    def optim_count(self, value: int) -> None:
+        self._optim_count = value
+
+    def _show_progress(self, **values: float) -> None:
+        if self.progress_bar:
+            self._pbar_str.update(values)

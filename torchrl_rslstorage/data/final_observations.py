@@ -73,6 +73,7 @@ class FinalObservationTable:
             observations: next observations ``[N, *]``; copied.
             last: whether the window ends with this row.
         """
+        observations = {key: value.detach() for key, value in observations.items()}
         if last:
             self._flush()
             row = torch.full((self._num_envs,), t, device=self._device)
@@ -82,7 +83,7 @@ class FinalObservationTable:
                 for key, value in observations.items()
             }
             self._chunks.append((row, envs, kept))
-        elif truncated.device.type == "cpu":
+        elif not _stalls(truncated):
             if bool(truncated.any()):
                 self._keep([(t, truncated, observations)])
         else:
@@ -136,3 +137,8 @@ class FinalObservationTable:
             )
             for t, n, cells in chunks
         ]
+
+
+def _stalls(flags: Tensor) -> bool:
+    """Whether a look at ``flags`` makes the host wait for a device."""
+    return flags.device.type != "cpu"

@@ -68,7 +68,7 @@ class RolloutBuffer(ReplayBufferBase):
     ) -> None:
         storage = RolloutTensorStorage(num_steps, num_envs, device=device)
         if example is not None:
-            storage.allocate(example)
+            storage.allocate(_batched(example, num_envs))
         super().__init__(
             storage=storage,
             writer=RolloutWriter(),
@@ -101,6 +101,11 @@ class RolloutBuffer(ReplayBufferBase):
         return self._storage.is_full
 
     @property
+    def has_transform(self) -> bool:
+        """Whether TorchRL transforms stand between the window and its readers and writers."""
+        return self._has_transform()
+
+    @property
     def window(self) -> TensorDictBase:
         """The full window ``[T, N]``, as views of the storage.
 
@@ -126,7 +131,7 @@ class RolloutBuffer(ReplayBufferBase):
         Raises:
             RuntimeError: neither an example nor an allocated window is there.
         """
-        return self._storage.window_nbytes(example)
+        return self._storage.window_nbytes(None if example is None else _batched(example, self.num_envs))
 
     # -- writing ---------------------------------------------------------------------------------
 
@@ -139,9 +144,7 @@ class RolloutBuffer(ReplayBufferBase):
         """
         if self._has_transform():
             data = self._transform.inv(data)
-        if data.ndim == 0 and self.num_envs == 1:
-            data = data.unsqueeze(0)
-        row = self._writer.add(data)
+        row = self._writer.add(_batched(data, self.num_envs))
         self._interrupt()
         return row
 
@@ -255,6 +258,11 @@ class RolloutBuffer(ReplayBufferBase):
         if rng is not None and self.generator is None:
             self.set_rng(torch.Generator(device=rng[1]))
         super().load_state_dict(state_dict)
+
+
+def _batched(row: TensorDictBase, num_envs: int) -> TensorDictBase:
+    """A row ``[N]``; an environment without a batch dimension is the one of a single-environment buffer."""
+    return row.unsqueeze(0) if row.ndim == 0 and num_envs == 1 else row
 
 
 def _as_it_is(data: Any) -> Any:

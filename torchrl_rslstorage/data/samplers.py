@@ -77,21 +77,25 @@ class RolloutSampler(SamplerBase):
         return self._take(storage, self._position)
 
     def update(self, storage: RolloutTensorStorage) -> Iterator[TensorDictBase]:
-        """One fresh, whole update.
+        """One fresh, whole update; what `next` takes of it meanwhile is not handed out again.
 
         Raises:
             RuntimeError: the window is not full; or, while iterating, another update was begun or the
                 buffer was emptied, so that the memory of this one holds something else.
         """
         self._start(storage)
-        mine = self._update
-        for position in range(self.num_batches):
+        mine, position = self._update, self._position
+        while position is not None:
+            last = position + 1 == self.num_batches
+            yield self._take(storage, position)
+            if last:
+                return
             if self._update != mine:
                 raise RuntimeError(
                     "This update was cut off: another one was begun on the same buffer, or the buffer was "
                     "emptied or written to. Finish one iteration before starting the next."
                 )
-            yield self._take(storage, position)
+            position = self._position
 
     def _start(self, storage: RolloutTensorStorage) -> None:
         storage.window()
@@ -135,7 +139,7 @@ class MiniBatchSampler(RolloutSampler):
             included, without ``next`` and ``is_init``. A group of entries may be named by its prefix.
 
     Raises:
-        ValueError: a count below one; more mini-batches than transitions (when an update begins).
+        ValueError: a count below one; no keys; more mini-batches than transitions (when an update begins).
 
     Examples:
         >>> import torch
@@ -161,6 +165,8 @@ class MiniBatchSampler(RolloutSampler):
         self.num_mini_batches = at_least_one("num_mini_batches", num_mini_batches)
         self.reshuffle = reshuffle
         self.drop_remainder = drop_remainder
+        if keys is not None and (isinstance(keys, str) or not keys):
+            raise ValueError(f"`keys` must be a sequence of at least one key, or None for all, got {keys!r}.")
         self.keys = None if keys is None else [canonical(key) for key in keys]
         self._cells: Tensor | None = None
         self._batches: list[TensorDict] | None = None
@@ -191,8 +197,20 @@ class MiniBatchSampler(RolloutSampler):
         Args:
             storage: two-dimensional, all of its rows filled.
             batch_size: not used; sizes follow from ``num_mini_batches``.
+
+        Raises:
+            RuntimeError: the storage is empty.
+            ValueError: it does not have two dimensions.
         """
-        steps, envs = storage.shape
+        shape = storage.shape
+        if shape is None or not shape.numel():
+            raise RuntimeError("The storage is empty: write a window before sampling it.")
+        if len(shape) != 2:
+            raise ValueError(
+                f"MiniBatchSampler flattens [T, N], but the storage has the shape {tuple(shape)}: "
+                "build it with ndim=2."
+            )
+        steps, envs = shape
         if self._position is None:
             self._shuffle(steps * envs, torch.device("cpu"))
             self._position, self._ran_out = 0, False

@@ -12,9 +12,9 @@ advantages for raises a KeyError instead of showing the ones of the window befor
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -38,7 +38,8 @@ from torchrl_rslstorage.data.leaves import (
 SIGNALS = ("reward", "done", "terminated", "truncated")
 """The entries of ``next`` that have a column of their own."""
 
-_ROOT_SKIP = frozenset({"next", "done", "terminated", "truncated", "collector", "_reset"})
+_FLAGS = ("done", "terminated", "truncated")
+_ROOT_SKIP = frozenset({"next", *_FLAGS, "collector", "_reset"})
 _DERIVED_BEFORE_USE = 2
 """Float32 ``[T, N, 1]`` columns that every window gets: ``advantage`` and ``value_target``."""
 
@@ -91,8 +92,9 @@ class RolloutTensorStorage(Columns):
             MemoryError: the window does not fit; the message says how many bytes it takes.
         """
         root, after = root_leaves(example), next_leaves(example)
-        self._make_root(root)
-        self._make_next(after, root)
+        total = self.window_nbytes(example)
+        self._make_root(root, total)
+        self._make_next(after, root, total)
 
     def window_nbytes(self, example: TensorDictBase | None = None) -> int:
         """Bytes of one window: columns, advantage, value target and the last row's observations.
@@ -103,26 +105,32 @@ class RolloutTensorStorage(Columns):
         Raises:
             RuntimeError: no example was given and nothing is allocated yet.
         """
-        cells = self.num_steps * self.num_envs
-        derived = _DERIVED_BEFORE_USE * 4 * cells
         if example is not None:
             root, after = root_leaves(example), next_leaves(example)
             columns, finals = split_next(after, root)
-            rows = nbytes(root) + nbytes(columns)
-            return self.num_steps * rows + derived + nbytes(finals)
+            return self._total(nbytes(root) + nbytes(columns)) + nbytes(finals)
         if self._root is None or self._next is None:
             raise RuntimeError(
                 "The size of a window is not known before the first row. Pass an example row: "
                 "buffer.nbytes(example), a TensorDict [N] with its `next`."
             )
         finals = nbytes({key: self._root.columns[key][0] for key in self._final_keys})
-        return nbytes(self._root.columns) + nbytes(self._next.columns) + derived + finals
+        return nbytes(self._root.columns) + nbytes(self._next.columns) + self._total(0) + finals
 
-    def _make_root(self, row: Mapping[Key, Tensor]) -> None:
-        self._root = _Columns("root", self._new_columns(row), row)
+    def _total(self, row_nbytes: int) -> int:
+        return self.num_steps * row_nbytes + _DERIVED_BEFORE_USE * 4 * self.max_size
+
+    def _make_root(self, row: Mapping[Key, Tensor], total: int | None = None) -> None:
+        if not row:
+            raise KeyError(
+                "A row needs entries of its own beside `next` (observations, action, …); it came with none."
+            )
+        self._root = _Columns("root", self._new_columns(row, total), row)
         self._attach()
 
-    def _make_next(self, after: Mapping[Key, Tensor], root: Mapping[Key, Tensor]) -> None:
+    def _make_next(
+        self, after: Mapping[Key, Tensor], root: Mapping[Key, Tensor], total: int | None = None
+    ) -> None:
         columns, finals = split_next(after, root)
         missing = [name for name in ("reward", "done") if name not in columns]
         if missing:
@@ -136,26 +144,28 @@ class RolloutTensorStorage(Columns):
                     f"('next', '{name}') has shape {tuple(columns[name].shape)}, expected "
                     f"{(self.num_envs, 1)}: one value an environment, with the trailing 1."
                 )
-        self._next = _Columns("next", self._new_columns(columns), columns)
+        self._next = _Columns("next", self._new_columns(columns, total), columns)
         self._final_keys = tuple(finals)
         self._attach()
 
-    def _new_columns(self, row: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
+    def _new_columns(self, row: Mapping[Key, Tensor], total: int | None = None) -> dict[Key, Tensor]:
         made: dict[Key, Tensor] = {}
+        total = self._total(nbytes(row)) if total is None else total
         for key, value in row.items():
             if value.shape[:1] != (self.num_envs,):
                 raise ValueError(
                     f"{show(key)} has shape {tuple(value.shape)}, expected [N = {self.num_envs}, ...]: "
                     "a row holds one entry an environment."
                 )
-            made[key] = self._zeros((self.num_steps, *value.shape), value.dtype, row)
+            made[key] = self._zeros((self.num_steps, *value.shape), value.dtype, total)
         return made
 
-    def _zeros(self, shape: Sequence[int], dtype: torch.dtype, row: Mapping[Key, Tensor]) -> Tensor:
+    def _zeros(self, shape: Sequence[int], dtype: torch.dtype, total: int) -> Tensor:
         try:
-            return torch.zeros(tuple(shape), dtype=dtype, device=self.device)
+            # Memory made in inference mode could never again be written outside of it.
+            with torch.inference_mode(False):
+                return torch.zeros(tuple(shape), dtype=dtype, device=self.device)
         except (RuntimeError, MemoryError) as error:
-            total = self.num_steps * nbytes(row) + _DERIVED_BEFORE_USE * 4 * self.max_size
             raise MemoryError(
                 f"A window of {self.num_steps} steps x {self.num_envs} environments takes "
                 f"{total:,} bytes ({total / 2**30:.1f} GiB), which {self.device} has not got. "
@@ -176,31 +186,23 @@ class RolloutTensorStorage(Columns):
 
     def write_root(self, t: int, row: Mapping[Key, Tensor]) -> None:
         """Copies the first half of row ``t``: what stood before ``env.step``, leaves ``[N, *]``."""
-        if self._root is None:
+        if self._root is None or self._next is None:  # a refused first row leaves no layout behind
             self._make_root(row)
         assert self._root is not None
         self._root.copy_row(t, row)
 
     def write_next(self, t: int, after: Mapping[Key, Tensor]) -> None:
         """Copies the second half of row ``t``: signals into columns, final observations sparsely."""
+        assert self._root is not None
         if self._next is None:
-            assert self._root is not None
-            self._make_next(after, {key: col[t] for key, col in self._root.columns.items()})
+            self._make_next(after, self._root.columns)
         assert self._next is not None
-        columns = {key: after[key] for key in self._next.columns if key in after}
-        extra = [key for key in after if key not in columns and key not in self._root_keys()]
-        if extra:
-            raise KeyError(
-                f"`next` holds {show_all(extra)}, which the first row of this window's layout did not "
-                f"have: it had {show_all(self._next.columns)}. Every row must have the same keys."
-            )
+        columns, observations = split_next(after, self._root.columns)
+        if set(observations) != set(self._final_keys):
+            refuse_keys("next", t, observations, self._final_keys)
+        for key, value in observations.items():
+            self._root.check(t, key, value, half="next")
         self._next.copy_row(t, columns)
-        observations: dict[Key, Tensor] = {}
-        for key in self._final_keys:
-            value = after.get(key)
-            if value is None:
-                raise KeyError(f"('next', {show(key)}) is missing in row {t}, but the first row had it.")
-            observations[key] = value
         last = t == self.num_steps - 1
         self._final.record(t, columns["truncated"], observations, last=last)
 
@@ -208,9 +210,6 @@ class RolloutTensorStorage(Columns):
         """Records how many rows are filled."""
         self.num_rows = num_rows
         self._set_len(num_rows * self.num_envs)
-
-    def _root_keys(self) -> Mapping[Key, Tensor]:
-        return self._root.columns if self._root else {}
 
     # -- derived columns -------------------------------------------------------------------------
 
@@ -220,12 +219,20 @@ class RolloutTensorStorage(Columns):
         """The column ``[T, N, *features]`` for a computed key, part of the rollout until it is emptied.
 
         Its memory is reused by later windows; what it holds on return is not defined.
+
+        Raises:
+            ValueError: the key is one that rows write.
+            RuntimeError: nothing is stored yet.
         """
         name = canonical(key)
+        if self._root is not None and name in self._root.columns:
+            raise ValueError(
+                f"{show(key)} cannot be computed into: the rows of this rollout write it. Choose another key."
+            )
         shape = (self.num_steps, self.num_envs, *features)
         column = self._derived.get(name)
         if column is None or column.shape != shape or column.dtype != dtype:
-            column = self._zeros(shape, dtype, {})
+            column = self._zeros(shape, dtype, self._total(0) if self._next is None else self.window_nbytes())
             self._derived[name] = column
         columns = self.columns
         if columns is None:
@@ -284,7 +291,8 @@ class RolloutTensorStorage(Columns):
             flat = columns[name].flatten(0, 1)
             room = self._workspace.get(name)
             if room is None or room.shape != flat.shape or room.dtype != flat.dtype:
-                room = torch.empty_like(flat)
+                with torch.inference_mode(False):
+                    room = torch.empty_like(flat)
                 self._workspace[name] = room
             out[name] = room[: len(cells)]
             torch.index_select(flat, 0, cells, out=out[name])
@@ -372,12 +380,11 @@ class _Columns:
 
     def copy_row(self, t: int, row: Mapping[Key, Tensor]) -> None:
         if row.keys() != self._layout.keys():
-            self._refuse_keys(t, row)
+            refuse_keys(self._half, t, row, self._layout)
         sources: list[Tensor] = []
-        for key, layout in self._layout.items():
+        for key in self._layout:
             value = row[key]
-            if (value.shape, value.dtype) != layout:
-                self._refuse_layout(t, key, value)
+            self.check(t, key, value, half=self._half)
             sources.append(value)
         rows = self._rows[t]
         if rows is None:
@@ -388,23 +395,28 @@ class _Columns:
     def filled(self, num_rows: int) -> dict[Key, Tensor]:
         return {key: column[:num_rows].clone() for key, column in self.columns.items()}
 
-    def _refuse_keys(self, t: int, row: Mapping[Key, Tensor]) -> None:
-        missing = [key for key in self._layout if key not in row]
-        unknown = [key for key in row if key not in self._layout]
-        parts = [f"lacks {show_all(missing)}"] * bool(missing)
-        parts += [f"brings the unknown {show_all(unknown)}"] * bool(unknown)
-        raise KeyError(
-            f"Row {t} {' and '.join(parts)} ({self._half} half). Every row of a rollout has the keys of "
-            f"its first row: {show_all(self._layout)}."
-        )
-
-    def _refuse_layout(self, t: int, key: Key, value: Tensor) -> None:
+    def check(self, t: int, key: Key, value: Tensor, *, half: str) -> None:
+        if (value.shape, value.dtype) == self._layout[key]:
+            return
         shape, dtype = self._layout[key]
         raise ValueError(
-            f"{show(key)} in row {t} ({self._half} half) is {dtype_name(value.dtype)} "
+            f"{show(key)} in row {t} ({half} half) is {dtype_name(value.dtype)} "
             f"{tuple(value.shape)}, but the first row made its column {dtype_name(dtype)} "
             f"{tuple(shape)}. Values are stored as they are: cast or reshape them before they come here."
         )
+
+
+def refuse_keys(half: str, t: int, came: Iterable[Key], expected: Iterable[Key]) -> NoReturn:
+    """Raises the KeyError of a row whose keys are not those of the first row."""
+    came, expected = list(came), list(expected)
+    missing = [key for key in expected if key not in came]
+    unknown = [key for key in came if key not in expected]
+    parts = [f"lacks {show_all(missing)}"] * bool(missing)
+    parts += [f"brings the unknown {show_all(unknown)}"] * bool(unknown)
+    raise KeyError(
+        f"Row {t} {' and '.join(parts)} ({half} half). Every row of a rollout has the keys of "
+        f"its first row: {show_all(expected)}."
+    )
 
 
 def root_leaves(td: TensorDictBase) -> dict[Key, Tensor]:
@@ -419,6 +431,7 @@ def next_leaves(td: TensorDictBase) -> dict[Key, Tensor]:
 
     Raises:
         KeyError: there is no ``next``.
+        ValueError: a done flag is not bool.
     """
     after = td.get("next", None)
     if after is None:
@@ -427,7 +440,17 @@ def next_leaves(td: TensorDictBase) -> dict[Key, Tensor]:
 
 
 def complete_done(after: dict[Key, Tensor]) -> dict[Key, Tensor]:
-    """``after`` with both ``terminated`` and ``truncated``, if it has ``done`` at all."""
+    """``after`` with both ``terminated`` and ``truncated``, if it has ``done`` at all.
+
+    Raises:
+        ValueError: a flag is not bool.
+    """
+    for name in _FLAGS:
+        flag = after.get(name)
+        if flag is not None and flag.dtype is not torch.bool:
+            raise ValueError(
+                f"('next', '{name}') is {dtype_name(flag.dtype)}, expected bool: pass {name}.bool()."
+            )
     done = after.get("done")
     if done is None:
         return after

@@ -29,10 +29,10 @@ from typing import Any
 from torchrl_rslstorage._extras import require_extra
 from torchrl_rslstorage._files import atomic_write_bytes, atomic_write_text, finite, plain
 
-RETURN_SCALAR = "episode/return"
+RETURN_SCALAR = "Train/mean_reward"
 """Scalar of the learning curve: mean undiscounted return over the last 100 episodes."""
 
-LENGTH_SCALAR = "episode/length"
+LENGTH_SCALAR = "Train/mean_episode_length"
 """Scalar of the learning curve's second panel: mean length over the last 100 episodes, in steps."""
 
 
@@ -128,8 +128,7 @@ class RunFolder:
         except ValueError as error:  # JSONDecodeError and UnicodeDecodeError are both of this kind
             raise RunFolderError(f"{self._config_file} is broken: {error}.") from error
         if not isinstance(config, dict):
-            kind = type(config).__name__
-            raise RunFolderError(f"{self._config_file} is broken: a JSON object, not a {kind}.")
+            raise RunFolderError(f"{self._config_file} is broken: it holds no JSON object.")
         return config
 
     @property

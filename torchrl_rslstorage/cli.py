@@ -1,0 +1,102 @@
+"""The command line: ``rslstorage train | resume | eval``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from torchrl.checkpoint import CheckpointError
+
+from torchrl_rslstorage._extras import require_extra
+from torchrl_rslstorage.trainers.options import TrainOptions
+from torchrl_rslstorage.trainers.run_folder import RunFolderError
+from torchrl_rslstorage.trainers.runs import evaluate_run, resume_run, start_run
+
+_USER_ERRORS = (
+    ValueError,
+    KeyError,
+    TypeError,
+    ImportError,
+    MemoryError,
+    OSError,
+    RunFolderError,
+    CheckpointError,
+)
+
+
+@dataclass
+class ResumeOptions:
+    """Go on with a run that was stopped."""
+
+    run: Path
+    """The run's folder."""
+    max_iterations: int | None = None
+    """Train up to this many iterations in all; by default what the run was started with."""
+
+
+@dataclass
+class EvalOptions:
+    """Play episodes with what a run has learned."""
+
+    checkpoint: Path
+    """A run's folder (its newest checkpoint), or one checkpoint."""
+    num_episodes: int = 100
+    """Episodes to play."""
+    num_envs: int | None = None
+    """Environments side by side; by default as in training."""
+    stochastic: bool = False
+    """Sample actions instead of taking the mean."""
+    seed: int = 0
+    """Of environments and samples."""
+
+
+def parse(args: Sequence[str] | None = None) -> TrainOptions | ResumeOptions | EvalOptions:
+    """Reads the command line.
+
+    Raises:
+        ImportError: tyro is missing.
+        SystemExit: the command line is not valid, or asked for help.
+    """
+    tyro: Any = require_extra("tyro", "cli", feature="the command line")
+    positional, flat = tyro.conf.Positional, tyro.conf.OmitArgPrefixes
+    train = tyro.conf.configure(tyro.conf.PositionalRequiredArgs, flat)(TrainOptions)
+    commands = (
+        Annotated[train, tyro.conf.subcommand("train", description="Train a policy with PPO.")]
+        | Annotated[ResumeOptions, tyro.conf.subcommand("resume", description=ResumeOptions.__doc__)]
+        | Annotated[EvalOptions, tyro.conf.subcommand("eval", description=EvalOptions.__doc__)]
+    )
+    del positional
+    config = (tyro.conf.OmitSubcommandPrefixes, tyro.conf.PositionalRequiredArgs)
+    return tyro.cli(commands, args=args, prog="rslstorage", description=__doc__, config=config)
+
+
+def run(options: TrainOptions | ResumeOptions | EvalOptions) -> dict[str, Any]:
+    """Does what the command line asked for; returns what is printed at the end."""
+    if isinstance(options, ResumeOptions):
+        return resume_run(options.run, options.max_iterations)
+    if isinstance(options, EvalOptions):
+        return evaluate_run(
+            options.checkpoint,
+            num_episodes=options.num_episodes,
+            num_envs=options.num_envs,
+            stochastic=options.stochastic,
+            seed=options.seed,
+        )
+    return start_run(options)
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Entry point; a user's mistake ends in one sentence and exit status 1."""
+    try:
+        result = run(parse(args))
+    except KeyboardInterrupt:
+        sys.exit("\nStopped. `rslstorage resume RUN` goes on from the newest checkpoint.")
+    except _USER_ERRORS as error:
+        # A KeyError prints its message quoted.
+        message = error.args[0] if isinstance(error, KeyError) and error.args else error
+        sys.exit(f"rslstorage: {message}")
+    print(json.dumps(result, indent=2))

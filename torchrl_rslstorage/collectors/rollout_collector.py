@@ -1,0 +1,196 @@
+"""RolloutCollector: steps environments and writes each row straight into the rollout buffer."""
+
+from __future__ import annotations
+
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torchrl.collectors import BaseCollector
+from torchrl.envs import EnvBase, ExplorationType, set_exploration_type
+
+from torchrl_rslstorage.collectors.statistics import EpisodeStatistics
+from torchrl_rslstorage.data import RolloutBuffer
+from torchrl_rslstorage.data.leaves import leaves, nest
+
+
+class RolloutCollector(BaseCollector):
+    """Fills a `RolloutBuffer`, one window an iteration, and yields ``None`` when it is full.
+
+    The root half of a row is copied *before* ``env.step``, so that simulators which overwrite their tensors
+    in place (mjlab, Isaac Lab) cannot corrupt it; nothing is kept but the window itself. Runs under
+    ``no_grad`` and acts by sampling. Episode returns and lengths are counted on the device.
+
+    Whoever iterates empties the buffer between two windows (`RSLPPOTrainer` does).
+
+    Args:
+        env: batch size ``[N]``.
+        policy: TensorDict in, TensorDict out: writes the action and whatever the window shall hold
+            (`ActorCritic`).
+        replay_buffer: where rows go; its N is the environment's.
+        total_frames: transitions after which iteration ends; -1 never.
+        skip_first_episode: leave every environment's first episode out of the statistics. ``None`` asks the
+            environment (``partial_first_episodes``).
+        episode_window: how many ended episodes the statistics average over.
+        exploration_type: how TorchRL's policies act.
+
+    Raises:
+        ValueError: the environment's batch size is not ``[N]``, or the buffer has transforms.
+
+    Examples:
+        >>> from torchrl_rslstorage import ActorCritic, MLPActor, MLPCritic, PendulumEnv
+        >>> from torchrl_rslstorage import RolloutBuffer, RolloutCollector
+        >>> env = PendulumEnv(num_envs=4, seed=0)
+        >>> policy = ActorCritic(MLPActor.for_env(env), MLPCritic.for_env(env))
+        >>> buffer = RolloutBuffer(num_steps=8, num_envs=4)
+        >>> collector = RolloutCollector(env, policy, replay_buffer=buffer, total_frames=32)
+        >>> for _ in collector:
+        ...     print(buffer.window["action"].shape)
+        torch.Size([8, 4, 1])
+    """
+
+    init_random_frames = 0
+
+    def __init__(
+        self,
+        env: EnvBase,
+        policy: Callable[[TensorDictBase], TensorDictBase],
+        *,
+        replay_buffer: RolloutBuffer,
+        total_frames: int = -1,
+        skip_first_episode: bool | None = None,
+        episode_window: int = 100,
+        exploration_type: ExplorationType = ExplorationType.RANDOM,
+    ) -> None:
+        super().__init__()
+        num_envs = replay_buffer.num_envs
+        if tuple(env.batch_size) != (num_envs,):
+            raise ValueError(
+                f"The environment has batch size {tuple(env.batch_size)} but the buffer holds N = {num_envs} "
+                f"environments: both must be ({num_envs},). Batch single environments with "
+                "torchrl.envs.SerialEnv or ParallelEnv."
+            )
+        if replay_buffer.has_transform:
+            raise ValueError(
+                "RolloutCollector writes rows in two halves, which a buffer's transforms cannot follow: "
+                "append them to the environment (TransformedEnv), or use TorchRL's Collector."
+            )
+        if skip_first_episode is None:
+            skip_first_episode = bool(getattr(env, "partial_first_episodes", False))
+        self.env = env
+        self.policy = policy
+        self.replay_buffer = replay_buffer
+        self.total_frames = total_frames
+        self.requested_frames_per_batch = replay_buffer.num_steps * num_envs
+        self.exploration_type = exploration_type
+        self.statistics = EpisodeStatistics(
+            num_envs, episode_window, device=env.device, skip_first=skip_first_episode
+        )
+        self.num_frames = 0
+        self._carrier: TensorDictBase | None = None
+
+    @torch.no_grad()
+    def rollout(self) -> None:
+        """Fills the window from its present row to its end."""
+        buffer, env, policy = self.replay_buffer, self.env, self.policy
+        writer, statistics = buffer.writer, self.statistics
+        with set_exploration_type(self.exploration_type):
+            carrier = self._start()
+            for _ in range(buffer.num_steps - buffer.num_rows):
+                carrier = policy(carrier)
+                writer.write_root(carrier)
+                stepped, following = env.step_and_maybe_reset(carrier)
+                after = stepped.get("next")
+                writer.write_next(after)
+                done = after.get("done")
+                statistics.update(after.get("reward"), done)
+                carrier = following.set("is_init", done)
+                self._carrier = carrier
+        self.num_frames += self.requested_frames_per_batch
+
+    def _start(self) -> TensorDictBase:
+        if self._carrier is None:
+            carrier = self.env.reset()
+            carrier.set("is_init", torch.ones_like(carrier.get("done")))
+            self._carrier = carrier
+        return self._carrier
+
+    def iterator(self) -> Iterator[Any]:
+        """Yields ``None`` for each filled window."""
+        while self.total_frames < 0 or self.num_frames < self.total_frames:
+            self.rollout()
+            yield None
+
+    def getattr_rb(self, attr: str) -> Any:
+        """An attribute of the buffer, as TorchRL's trainer asks for it."""
+        return getattr(self.replay_buffer, attr)
+
+    def update_policy_weights_(self, *args: Any, **kwargs: Any) -> None:
+        """Does nothing: the policy that acts is the one that learns.
+
+        Raises:
+            ValueError: weights were passed.
+        """
+        if args or any(value is not None for value in kwargs.values()):
+            raise ValueError(
+                "RolloutCollector acts with the very policy it was given; there are no weights to send. "
+                "Load them into the policy itself."
+            )
+
+    def set_seed(self, seed: int, static_seed: bool = False) -> int:
+        """Seeds the environment; returns the seed that follows."""
+        return self.env.set_seed(seed, static_seed=static_seed)
+
+    def shutdown(
+        self,
+        timeout: float | None = None,
+        close_env: bool = True,
+        raise_on_error: bool = True,
+    ) -> None:
+        """Closes the environment."""
+        if close_env and not self.env.is_closed:
+            self.env.close(raise_if_closed=raise_on_error)
+
+    def state_dict(self) -> OrderedDict[str, Any]:
+        """Frames, statistics, and, where the environment can save its state, it and the next root."""
+        state: OrderedDict[str, Any] = OrderedDict(
+            num_frames=self.num_frames, statistics=self.statistics.state_dict()
+        )
+        base = base_env(self.env)
+        if self._carrier is not None and getattr(base, "can_save_state", False):
+            state["env"] = base.state_dict()
+            state["carrier"] = {key: value.clone() for key, value in leaves(self._carrier).items()}
+        return state
+
+    def load_state_dict(self, state_dict: OrderedDict[str, Any]) -> None:
+        """Takes back what `state_dict` gave; an environment that cannot save its state is reset, and said so."""
+        self.num_frames = state_dict["num_frames"]
+        self.statistics.load_state_dict(state_dict["statistics"])
+        base = base_env(self.env)
+        if "env" in state_dict:
+            base.load_state_dict(state_dict["env"])
+            self._carrier = TensorDict(
+                nest(state_dict["carrier"]), self.env.batch_size, device=self.env.device
+            )
+            return
+        self._carrier = None
+        if self.num_frames:
+            self.statistics.restart_episodes()
+            warnings.warn(
+                f"{type(base).__name__} cannot save its state: environments start new episodes here, so the "
+                "numbers that follow differ from those of a run that was never interrupted.",
+                UserWarning,
+                stacklevel=2,
+            )
+
+
+def base_env(env: Any) -> Any:
+    """The environment below all of TorchRL's transforms."""
+    while True:
+        inner = getattr(env, "base_env", None)
+        if inner is None or inner is env:
+            return env
+        env = inner

@@ -1,0 +1,41 @@
+"""Environments: a pendulum that ships with the package, and any Gymnasium task."""
+
+from __future__ import annotations
+
+import torch
+
+from torchrl_rslstorage.envs.base import BatchedEnv
+from torchrl_rslstorage.envs.gym import GymnasiumEnv
+from torchrl_rslstorage.envs.pendulum import PendulumEnv, PendulumState
+
+__all__ = ["BatchedEnv", "GymnasiumEnv", "PendulumEnv", "PendulumState", "make_env"]
+
+
+def make_env(
+    task: str,
+    num_envs: int,
+    *,
+    device: torch.device | str = "cpu",
+    seed: int | None = None,
+    train: bool = True,
+) -> BatchedEnv:
+    """A batch of ``num_envs`` environments of ``task``.
+
+    >>> make_env("pendulum", 8, seed=0).batch_size
+    torch.Size([8])
+
+    Args:
+        task: ``"pendulum"`` for the embedded `PendulumEnv`, or any Gymnasium id.
+        num_envs: N.
+        device: where every tensor is handed out.
+        seed: of the environments; None draws one.
+        train: spread the pendulums' first episodes over all phases. False, for evaluation, starts
+            every episode at step 0. Gymnasium tasks always do.
+
+    Raises:
+        ImportError: gymnasium is missing, or what the task needs.
+        ValueError: an unknown task, or ``num_envs`` below 1.
+    """
+    if task == "pendulum":
+        return PendulumEnv(num_envs, init_at_random_ep_len=train, device=device, seed=seed)
+    return GymnasiumEnv(task, num_envs, device=device, seed=seed)

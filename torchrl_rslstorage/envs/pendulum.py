@@ -1,0 +1,241 @@
+"""A batch of pendulums to swing up, in torch: Gymnasium's Pendulum-v1, N at a time.
+
+The angle θ is 0 upright and grows anticlockwise; the torque u is clipped to [−2, 2] N·m:
+
+    θ̇' = clip(θ̇ + (3g/2l · sin θ + 3/ml² · u) · dt, −8, 8)        g = 10, m = l = 1, dt = 0.05
+    θ'  = θ + θ̇' · dt
+    r   = −(wrap(θ)² + 0.1 · θ̇² + 0.001 · u²)                      wrap(θ) in [−π, π)
+
+Decisions:
+
+- The state is float64 and the torque's own products are float32, as in Gymnasium (numpy keeps a float32
+  action float32), so that the two agree to the last bits; what is handed out is float32.
+- An episode is cut after ``max_episode_steps`` and never terminates.
+- State is replaced, never written to, so that no rollout can hold a tensor that changes later.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from tensordict.utils import NestedKey
+from torch import Tensor
+from torchrl.data import Bounded, Composite
+
+from torchrl_rslstorage.envs.base import BatchedEnv, Leaves
+
+# gymnasium 1.4, envs/classic_control/pendulum.py
+_MAX_TORQUE = 2.0
+_MAX_SPEED = 8.0
+_DT = 0.05
+_GRAVITY = 15.0  # 3g / 2l
+_TORQUE = 3.0  # 3 / ml²
+_START_ANGLE = math.pi  # θ starts uniformly within ±π, θ̇ within ±1
+
+
+class PendulumState(NamedTuple):
+    """Where N pendulums are. Each field is ``[N, 1]``."""
+
+    theta: Tensor
+    """Angle from upright in radians, float64, not wrapped."""
+
+    theta_dot: Tensor
+    """Angular velocity in rad/s, float64."""
+
+    step_count: Tensor
+    """Steps taken in this episode, int64."""
+
+
+class PendulumEnv(BatchedEnv):
+    """N pendulums with Gymnasium Pendulum-v1's dynamics, torque limit, reward and starts.
+
+    | key | shape | |
+    |---|---|---|
+    | `observation` | `[N, 3]` float32 | cos θ, sin θ, θ̇ |
+    | `action` | `[N, 1]` float32 | torque; what exceeds ±2 is clipped inside |
+    | `reward` | `[N, 1]` float32 | in [−16.3, 0] |
+    | `done`, `terminated`, `truncated` | `[N, 1]` bool | `terminated` is never set |
+
+    >>> env = PendulumEnv(4, seed=0)
+    >>> rollout = env.rollout(3)
+    >>> rollout["next", "reward"].shape
+    torch.Size([4, 3, 1])
+
+    Args:
+        num_envs: N.
+        max_episode_steps: the length of an episode, after which it is truncated.
+        init_at_random_ep_len: start the step counters of the first full reset uniformly in
+            ``[0, max_episode_steps)``; every later episode starts at 0. All N pendulums would
+            otherwise be in step for ever: a window of 24 steps then holds a single phase of the
+            episode (only swing-ups, then only balancing), the critic and the normaliser chase it,
+            and learning collapses again after it has succeeded.
+        device: where the state and every tensor live.
+        seed: of the environment's own generator; None draws one.
+
+    Raises:
+        ValueError: ``num_envs`` or ``max_episode_steps`` is not a positive integer.
+    """
+
+    can_save_state = True
+
+    def __init__(
+        self,
+        num_envs: int = 256,
+        *,
+        max_episode_steps: int = 200,
+        init_at_random_ep_len: bool = True,
+        device: torch.device | str = "cpu",
+        seed: int | None = None,
+    ) -> None:
+        if max_episode_steps < 1:
+            raise ValueError(f"`max_episode_steps` must be at least 1, got {max_episode_steps}.")
+        super().__init__(num_envs, device=device)
+        self.max_episode_steps = max_episode_steps
+        self.partial_first_episodes = init_at_random_ep_len
+        self.state: PendulumState | None = None
+        self._first_reset_done = False
+        self._generator = torch.Generator(self.device)
+
+        limit = torch.tensor([1.0, 1.0, _MAX_SPEED], device=self.device).expand(num_envs, 3)
+        self.observation_spec = Composite(
+            observation=Bounded(-limit, limit, limit.shape, dtype=torch.float32, device=self.device),
+            shape=self.batch_size,
+            device=self.device,
+        )
+        self.action_spec = Bounded(
+            -_MAX_TORQUE,
+            _MAX_TORQUE,
+            torch.Size([num_envs, 1]),
+            dtype=torch.float32,
+            device=self.device,
+        )
+        self.set_seed(seed)
+
+    def start(self) -> Leaves:
+        """Draws all N pendulums anew; their step counters are spread out the first time."""
+        theta, theta_dot = self._draw()
+        shape = (self.num_envs, 1)
+        if self.partial_first_episodes and not self._first_reset_done:
+            step_count = torch.randint(
+                self.max_episode_steps, shape, device=self.device, generator=self._generator
+            )
+        else:
+            step_count = torch.zeros(shape, dtype=torch.int64, device=self.device)
+        self._first_reset_done = True
+        self.state = PendulumState(theta, theta_dot, step_count)
+        return {"observation": _observe(theta, theta_dot)}
+
+    def restart(self, mask: Tensor) -> Leaves:
+        """Draws the pendulums in ``mask [N, 1]`` anew, their step counters at 0."""
+        old = self._current()
+        theta, theta_dot = self._draw()
+        state = PendulumState(
+            torch.where(mask, theta, old.theta),
+            torch.where(mask, theta_dot, old.theta_dot),
+            old.step_count.masked_fill(mask, 0),
+        )
+        self.state = state
+        return {"observation": _observe(state.theta, state.theta_dot)}
+
+    def advance(self, action: Tensor) -> Leaves:
+        """Applies the torque ``action [N, 1]`` for one time step."""
+        theta, theta_dot, step_count = self._current()
+        torque = action.clamp(-_MAX_TORQUE, _MAX_TORQUE)
+        angle = (theta + math.pi).remainder_(2 * math.pi).sub_(math.pi)
+        cost = angle.square_().addcmul_(theta_dot, theta_dot, value=0.1).float()
+        cost.addcmul_(torque, torque, value=0.001)
+
+        acceleration = (_TORQUE * torque).add(theta.sin(), alpha=_GRAVITY)
+        theta_dot = theta_dot.add(acceleration, alpha=_DT).clamp_(-_MAX_SPEED, _MAX_SPEED)
+        theta = theta.add(theta_dot, alpha=_DT)
+        step_count = step_count + 1
+        truncated = step_count >= self.max_episode_steps
+
+        self.state = PendulumState(theta, theta_dot, step_count)
+        return {
+            "observation": _observe(theta, theta_dot),
+            "reward": cost.neg_(),
+            "done": truncated.clone(),
+            "terminated": torch.zeros_like(truncated),
+            "truncated": truncated,
+        }
+
+    def after_step(self, next_leaves: Mapping[NestedKey, Tensor]) -> Leaves:
+        """Draws the truncated pendulums anew.
+
+        On the CPU nothing is drawn in a step that ends no episode, as in TorchRL's own path, which
+        then makes the same numbers. Elsewhere that question would be a wait for the device: the
+        draw is made in every step.
+        """
+        done = next_leaves["done"]
+        if done.device.type == "cpu" and not done.any():
+            return {"observation": next_leaves["observation"]}
+        return self.restart(done)
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """All that the next step depends on, as ``state_dict`` carries it under ``_extra_state``."""
+        state = None if self.state is None else self.state._asdict()
+        return {
+            "state": state,
+            "generator": self._generator.get_state(),
+            "first_reset_done": self._first_reset_done,
+        }
+
+    def set_extra_state(self, state: Mapping[str, Any]) -> None:
+        """Continues from what `get_extra_state` returned, to the bit.
+
+        Raises:
+            ValueError: the state is that of another number of pendulums; nothing is changed then.
+        """
+        loaded = state["state"]
+        if loaded is not None:
+            expected = (self.num_envs, 1)
+            for name, value in loaded.items():
+                if value.shape != expected:
+                    raise ValueError(
+                        f"The saved `{name}` has shape {tuple(value.shape)}, but this environment "
+                        f"holds {expected}: build it with `num_envs={len(value)}`."
+                    )
+            loaded = PendulumState(**{k: v.to(self.device, copy=True) for k, v in loaded.items()})
+        self._generator.set_state(state["generator"].cpu())
+        self.state = loaded
+        self._first_reset_done = bool(state["first_reset_done"])
+
+    def to(self, device: torch.device | str | int) -> PendulumEnv:
+        """Moves the pendulums to ``device``.
+
+        A generator cannot move between kinds of device: a new one is seeded from the old one's seed.
+        """
+        before = self.device
+        super().to(device)
+        if self.device != before:
+            seed = self._generator.initial_seed()
+            self._generator = torch.Generator(self.device).manual_seed(seed)
+            if self.state is not None:
+                self.state = PendulumState(*(x.to(self.device) for x in self.state))
+        return self
+
+    def _set_seed(self, seed: int | None) -> None:
+        if seed is None:
+            self._generator.seed()
+        else:
+            self._generator.manual_seed(seed)
+
+    def _draw(self) -> tuple[Tensor, Tensor]:
+        """N starting angles and velocities, each ``[N, 1]``."""
+        unit = torch.empty(2, self.num_envs, 1, dtype=torch.float64, device=self.device)
+        theta, theta_dot = unit.uniform_(-1.0, 1.0, generator=self._generator).unbind()
+        return theta * _START_ANGLE, theta_dot
+
+    def _current(self) -> PendulumState:
+        if self.state is None:
+            raise RuntimeError("The pendulums were not started yet: call `reset()` before `step()`.")
+        return self.state
+
+
+def _observe(theta: Tensor, theta_dot: Tensor) -> Tensor:
+    """``[N, 3]`` float32 of the columns cos θ, sin θ and θ̇."""
+    return torch.cat((theta.cos(), theta.sin(), theta_dot), -1).float()

@@ -1,0 +1,68 @@
+"""The hyper-parameters of PPO, with RSL-RL's names and defaults."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass
+class PPOConfig:
+    """PPO's hyper-parameters (names and defaults: rsl_rl 5.5.1, algorithms/ppo.py).
+
+    Raises:
+        ValueError: a value outside its range; the message names it.
+
+    Examples:
+        >>> from torchrl_rslstorage import PPOConfig
+        >>> PPOConfig(num_mini_batches=8).num_learning_epochs
+        5
+    """
+
+    num_learning_epochs: int = 5
+    """Passes over each window."""
+    num_mini_batches: int = 4
+    """Mini-batches of one pass."""
+    clip_param: float = 0.2
+    """Clip range of the probability ratio and of the value."""
+    gamma: float = 0.99
+    """Discount."""
+    lam: float = 0.95
+    """Trace decay of GAE."""
+    value_loss_coef: float = 1.0
+    """Weight of the value loss."""
+    entropy_coef: float = 0.01
+    """Weight of the entropy bonus."""
+    learning_rate: float = 1e-3
+    """Adam's learning rate at the start."""
+    max_grad_norm: float = 1.0
+    """Bound of the gradient norm, of actor and critic separately."""
+    use_clipped_value_loss: bool = True
+    """Clip the value loss as the surrogate."""
+    schedule: Literal["adaptive", "fixed"] = "adaptive"
+    """Adapt the learning rate to the KL of each mini-batch, or keep it."""
+    desired_kl: float = 0.01
+    """Target of the adaptive schedule."""
+    normalize_advantage_per_mini_batch: bool = False
+    """Normalise advantages in each mini-batch instead of over the window."""
+    reshuffle: bool = False
+    """Draw a new permutation for each epoch; RSL-RL keeps one."""
+    drop_remainder: bool = False
+    """Leave out transitions that do not fill mini-batches evenly, as RSL-RL does."""
+    time_out: Literal["final_observation", "rsl_rl"] = "final_observation"
+    """Bootstrap time-outs from the true final observation, or by RSL-RL's rule V(s_t)."""
+
+    def __post_init__(self) -> None:
+        at_least_one = ("num_learning_epochs", "num_mini_batches")
+        positive = ("clip_param", "learning_rate", "max_grad_norm", "desired_kl")
+        not_negative = ("value_loss_coef", "entropy_coef")
+        fraction = ("gamma", "lam")
+        for names, valid, what in (
+            (at_least_one, lambda x: x >= 1, "at least 1"),
+            (positive, lambda x: x > 0, "positive"),
+            (not_negative, lambda x: x >= 0, "zero or more"),
+            (fraction, lambda x: 0 <= x <= 1, "between 0 and 1"),
+        ):
+            for name in names:
+                if not valid(getattr(self, name)):
+                    raise ValueError(f"`{name}` must be {what}, got {getattr(self, name)}.")

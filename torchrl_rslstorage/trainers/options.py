@@ -1,0 +1,105 @@
+"""The options of a training run, as the command line and ``config.json`` have them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from torchrl_rslstorage.modules.mlp import Activation, StdType
+from torchrl_rslstorage.trainers.config import PPOConfig
+from torchrl_rslstorage.trainers.run_folder import RunFolderError
+
+
+@dataclass
+class TaskDefaults:
+    """What a task brings where an option is left out."""
+
+    num_envs: int
+    num_steps_per_env: int
+    max_iterations: int
+    hidden_dims: tuple[int, ...]
+    obs_normalization: bool
+
+
+PENDULUM = TaskDefaults(256, 24, 110, (64, 64), False)
+"""The embedded task: 676 thousand transitions, half a minute of training on two cores."""
+GYMNASIUM = TaskDefaults(64, 32, 489, (256, 128), True)
+"""Any Gymnasium id: one million transitions."""
+
+
+@dataclass
+class TrainOptions:
+    """Options of ``rslstorage train``; names and defaults are RSL-RL's where RSL-RL has them."""
+
+    task: str = "pendulum"
+    """"pendulum" (embedded) or any Gymnasium id."""
+    seed: int = 0
+    """Seeds networks, environments and mini-batches."""
+    run_dir: Path | None = None
+    """Folder of this run; by default runs/TASK-DATE-TIME."""
+    num_envs: int | None = None
+    """Parallel environments (pendulum 256, Gymnasium 64)."""
+    num_steps_per_env: int | None = None
+    """Steps of one window (pendulum 24, Gymnasium 32)."""
+    max_iterations: int | None = None
+    """Windows to train on (pendulum 110, Gymnasium 489: one million transitions)."""
+    hidden_dims: tuple[int, ...] | None = None
+    """Hidden layers of actor and critic (pendulum 64 64, Gymnasium 256 128)."""
+    activation: Activation = "elu"
+    """Activation of the hidden layers."""
+    obs_normalization: bool | None = None
+    """Normalise observations by their running moments (pendulum no, Gymnasium yes)."""
+    init_std: float = 1.0
+    """Standard deviation of the policy at the start."""
+    std_type: StdType = "scalar"
+    """Learn the standard deviation, or its logarithm."""
+    device: str = "cpu"
+    """Where everything runs: cpu, cuda, cuda:1, …"""
+    logger: Literal["csv", "tensorboard"] = "csv"
+    """Scalars always go to CSV files; "tensorboard" writes event files as well."""
+    save_interval: int = 50
+    """Iterations between checkpoints."""
+    progress_bar: bool = True
+    """Show a progress bar."""
+    ppo: PPOConfig = field(default_factory=PPOConfig)
+    """The algorithm."""
+
+    def resolved(self) -> TrainOptions:
+        """These options with the task's own values for what was left out.
+
+        Raises:
+            ValueError: a number is out of its range.
+        """
+        defaults = PENDULUM if self.task == "pendulum" else GYMNASIUM
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        for f in fields(defaults):
+            if values[f.name] is None:
+                values[f.name] = getattr(defaults, f.name)
+        for name in ("num_envs", "num_steps_per_env", "max_iterations", "save_interval"):
+            if values[name] < 1:
+                raise ValueError(f"`{name}` must be at least 1, got {values[name]}.")
+        values["hidden_dims"] = tuple(values["hidden_dims"])
+        return TrainOptions(**values)
+
+    def as_config(self) -> dict[str, Any]:
+        """Everything, as ``config.json`` keeps it; ``run_dir`` is the folder itself and left out."""
+        config = asdict(self)
+        del config["run_dir"]
+        return config
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any], run_dir: Path) -> TrainOptions:
+        """Reads back what `as_config` wrote.
+
+        Raises:
+            RunFolderError: an entry is unknown or missing: another program or version wrote it.
+        """
+        try:
+            values = {**config, "ppo": PPOConfig(**config["ppo"]), "run_dir": run_dir}
+            return cls(**values).resolved()
+        except (TypeError, KeyError, ValueError) as error:
+            raise RunFolderError(
+                f"{run_dir / 'config.json'} is not a config of this version: {error}."
+            ) from error

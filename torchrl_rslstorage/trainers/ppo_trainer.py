@@ -1,0 +1,308 @@
+"""RSLPPOTrainer: the PPO loop on TorchRL's Trainer.
+
+One iteration, and the hook that each part stands on:
+
+    collector fills the window                      Trainer's loop
+    RolloutGAE, one fresh update begins             pre_optim_steps
+    epochs x mini-batches: loss, step               process_optim_batch, optimization_stepper
+    normalisers take in the window                  post_steps
+    metrics are fetched (once) and logged           post_steps
+    the window is emptied                           post_steps
+    a checkpoint is written, now and then           save_trainer
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModuleBase
+from torchrl.checkpoint import Checkpoint, CheckpointError, CheckpointRotation, GlobalRNGState
+from torchrl.record.loggers.common import Logger
+
+from torchrl_rslstorage._compat import TrainerBase
+from torchrl_rslstorage.data import MiniBatchSampler, RolloutBuffer
+from torchrl_rslstorage.objectives import RolloutGAE, RSLPPOLoss
+from torchrl_rslstorage.trainers.config import PPOConfig
+from torchrl_rslstorage.trainers.stepper import KLAdaptiveStepper
+
+
+class RSLPPOTrainer(TrainerBase):
+    """Trains an actor and a critic with PPO as RSL-RL does, on TorchRL's ``Trainer``.
+
+    It gives the collector's buffer the sampler that ``config`` asks for, computes advantages once per
+    window, steps through ``epochs x mini-batches``, updates observation normalisers after the update, and
+    empties the window. Hooks of TorchRL's ``Trainer`` can be registered beside its own.
+
+    Args:
+        collector: fills a `RolloutBuffer`: `RolloutCollector`, or TorchRL's ``Collector`` with
+            ``replay_buffer=``, ``frames_per_batch`` one window.
+        actor: the policy that collects; `MLPActor` or TorchRL's ``ProbabilisticActor``.
+        critic: `MLPCritic` or TorchRL's ``ValueOperator``.
+        total_frames: transitions to collect in all.
+        config: hyper-parameters.
+        logger: one or several TorchRL loggers; scalars are named as RSL-RL's (``Loss/value``, ``Train/mean_reward``, …).
+        checkpoint_dir: where checkpoints go; none are written without it.
+        save_interval: iterations between checkpoints.
+        keep_last: checkpoints kept.
+        progress_bar: show TorchRL's progress bar.
+
+    Raises:
+        ValueError: the collector has no `RolloutBuffer`.
+
+    Examples:
+        >>> from torchrl_rslstorage import ActorCritic, MLPActor, MLPCritic, PendulumEnv
+        >>> from torchrl_rslstorage import RolloutBuffer, RolloutCollector, RSLPPOTrainer
+        >>> env = PendulumEnv(num_envs=16, seed=0)
+        >>> actor, critic = MLPActor.for_env(env), MLPCritic.for_env(env)
+        >>> buffer = RolloutBuffer(num_steps=8, num_envs=16)
+        >>> collector = RolloutCollector(env, ActorCritic(actor, critic), replay_buffer=buffer)
+        >>> trainer = RSLPPOTrainer(collector, actor, critic, total_frames=256, progress_bar=False)
+        >>> trainer.train()
+        >>> trainer.collected_frames, trainer.num_iterations
+        (256, 2)
+    """
+
+    def __init__(
+        self,
+        collector: Any,
+        actor: TensorDictModuleBase,
+        critic: TensorDictModuleBase,
+        *,
+        total_frames: int,
+        config: PPOConfig | None = None,
+        logger: Logger | Sequence[Logger] | None = None,
+        checkpoint_dir: str | Path | None = None,
+        save_interval: int = 50,
+        keep_last: int = 3,
+        progress_bar: bool = True,
+    ) -> None:
+        config = PPOConfig() if config is None else config
+        buffer = getattr(collector, "replay_buffer", None)
+        if not isinstance(buffer, RolloutBuffer):
+            raise ValueError(
+                f"The collector must fill a RolloutBuffer, but its replay_buffer is {type(buffer).__name__}: "
+                "pass replay_buffer=RolloutBuffer(num_steps, num_envs) to it."
+            )
+        loggers = [] if logger is None else [logger] if isinstance(logger, Logger) else list(logger)
+        self.loggers = loggers
+        self.config = config
+        self.actor = actor
+        self.critic = critic
+        loss = RSLPPOLoss(
+            actor,
+            critic,
+            clip_epsilon=config.clip_param,
+            clip_value=config.use_clipped_value_loss,
+            critic_coeff=config.value_loss_coef,
+            entropy_coeff=config.entropy_coef,
+            normalize_advantage=config.normalize_advantage_per_mini_batch,
+        )
+        stepper = KLAdaptiveStepper(
+            actor,
+            critic,
+            learning_rate=config.learning_rate,
+            max_grad_norm=config.max_grad_norm,
+            schedule=config.schedule,
+            desired_kl=config.desired_kl,
+        )
+        self.advantages = RolloutGAE(
+            config.gamma,
+            config.lam,
+            critic,
+            time_out=config.time_out,
+            normalize=not config.normalize_advantage_per_mini_batch,
+        )
+        buffer.set_sampler(
+            MiniBatchSampler(
+                config.num_mini_batches,
+                config.num_learning_epochs,
+                reshuffle=config.reshuffle,
+                drop_remainder=config.drop_remainder,
+                keys=loss.in_keys,
+            )
+        )
+        buffer.set_rng(buffer.generator)
+        super().__init__(
+            collector=collector,
+            total_frames=total_frames,
+            frame_skip=1,
+            optim_steps_per_batch=config.num_learning_epochs * config.num_mini_batches,
+            loss_module=loss,
+            optimization_stepper=stepper,
+            replay_buffer=buffer,
+            logger=loggers[0] if loggers else None,
+            progress_bar=progress_bar,
+            num_epochs=1,
+            auto_log_optim_steps=False,
+        )
+        self.stepper = stepper
+        self.buffer = buffer
+        self.num_iterations = 0
+        self.seconds = 0.0
+        self.metrics: dict[str, float] = {}
+        self.save_interval = save_interval
+        self._checkpoint_rotation = (
+            None if checkpoint_dir is None else CheckpointRotation(checkpoint_dir, keep_last=keep_last)
+        )
+        self._batches: Iterator[TensorDictBase] = iter(())
+        self._averages: torch.Tensor | None = None
+        self._clock = time.perf_counter()
+        self._collect_seconds = 0.0
+        self.register_op("pre_optim_steps", self._begin_update)
+        self.register_op("process_optim_batch", self._next_mini_batch)
+        self.register_op("post_optim_complete_log", self._keep_averages)
+        self.register_op("post_steps", self._end_iteration)
+
+    # -- one iteration ---------------------------------------------------------------------------
+
+    def train(self) -> None:
+        """Runs until ``total_frames`` are collected; returns at once if they are already."""
+        if self.collected_frames >= self.total_frames:
+            return
+        self._clock = time.perf_counter()
+        super().train()
+
+    def _begin_update(self) -> None:
+        self._collect_seconds = self._lap()
+        self.advantages(self.buffer)
+        self._batches = iter(self.buffer)
+
+    def _next_mini_batch(self, batch: Any) -> TensorDictBase | None:
+        return next(self._batches, None)
+
+    def _keep_averages(self, optim_steps: int, average_losses: TensorDictBase) -> None:
+        self._averages = average_losses["metrics"]
+
+    @torch.no_grad()
+    def _end_iteration(self) -> None:
+        window = self.buffer.window
+        for network in (self.actor, self.critic):
+            update = getattr(network, "update_normalizer", None)
+            if update is not None:
+                update(window)
+        self.num_iterations += 1
+        self.metrics = self._fetch_metrics(window)
+        for logger in self.loggers:
+            for name, value in self.metrics.items():
+                logger.log_scalar(name, value, step=self.collected_frames)
+        self._show_progress(mean_reward=self.metrics["Train/mean_reward"])
+        self.buffer.empty(empty_write_count=False)
+        self._clock = time.perf_counter()
+
+    def _fetch_metrics(self, window: TensorDictBase) -> dict[str, float]:
+        """Everything logged in one iteration, fetched from the device at once."""
+        assert self._averages is not None
+        extra = [self.stepper.learning_rate, window["next", "reward"].mean()]
+        scale = window.get("scale", None)
+        if scale is not None:
+            extra.append(scale.mean())
+        values = torch.cat([self._averages.double(), torch.stack([x.double() for x in extra])]).tolist()
+        names = [*self.stepper.metric_names, "learning_rate", "step_reward", "mean_std"]
+        fetched = dict(zip(names, values, strict=False))
+        config = self.config
+        metrics = {
+            "Loss/surrogate": fetched["loss_objective"],
+            "Loss/value": fetched["loss_critic"] / (config.value_loss_coef or 1.0),
+            "Loss/entropy": fetched["entropy"],
+            "Loss/learning_rate": fetched["learning_rate"],
+            "Loss/kl": fetched["kl"],
+            "Loss/clip_fraction": fetched["clip_fraction"],
+            "Loss/explained_variance": fetched["explained_variance"],
+            "Train/mean_step_reward": fetched["step_reward"],
+        }
+        if "mean_std" in fetched:
+            metrics["Policy/mean_std"] = fetched["mean_std"]
+        statistics = getattr(self.collector, "statistics", None)
+        if statistics is not None:
+            summary = statistics.summary()
+            metrics["Train/mean_reward"] = summary.mean_return
+            metrics["Train/mean_episode_length"] = summary.mean_length
+        else:
+            metrics["Train/mean_reward"] = fetched["step_reward"]
+        learn_seconds = self._lap()
+        seconds = self._collect_seconds + learn_seconds
+        self.seconds += seconds
+        metrics["Perf/collection_time"] = self._collect_seconds
+        metrics["Perf/learning_time"] = learn_seconds
+        metrics["Perf/total_fps"] = window.numel() / seconds
+        return metrics
+
+    def _lap(self) -> float:
+        now = time.perf_counter()
+        seconds, self._clock = now - self._clock, now
+        return seconds
+
+    # -- checkpoints -----------------------------------------------------------------------------
+
+    def checkpoint_components(self) -> dict[str, Any]:
+        """What a checkpoint holds: everything that the next number depends on."""
+        return {
+            "actor": self.actor,
+            "critic": self.critic,
+            "stepper": self.stepper,
+            "collector": self.collector,
+            "replay_buffer": self.buffer,
+            "trainer": _Counters(self),
+            "rng": GlobalRNGState(),
+        }
+
+    def save_trainer(self, force_save: bool = False) -> None:
+        """Writes a checkpoint every ``save_interval`` iterations, or now; whole or not at all."""
+        if self._checkpoint_rotation is None:
+            return
+        if force_save or self.num_iterations % self.save_interval == 0:
+            checkpoint = Checkpoint(**self.checkpoint_components())
+            self._checkpoint_rotation.save(checkpoint, step=self.collected_frames)
+
+    def load_checkpoint(self, path: str | Path) -> None:
+        """Restores a checkpoint that `save_trainer` wrote; tensors only, no code is run.
+
+        Raises:
+            CheckpointError: it is broken, or comes from other networks or another kind of run; the message
+                says which part did not fit.
+        """
+        load_checkpoint(path, self.checkpoint_components())
+
+    @property
+    def latest_checkpoint(self) -> Path | None:
+        """The newest whole checkpoint in ``checkpoint_dir``."""
+        return None if self._checkpoint_rotation is None else self._checkpoint_rotation.latest()
+
+
+class _Counters:
+    """The trainer's own numbers, as a checkpoint component."""
+
+    def __init__(self, trainer: RSLPPOTrainer) -> None:
+        self._trainer = trainer
+
+    def state_dict(self) -> dict[str, float]:
+        trainer = self._trainer
+        return {
+            "seconds": trainer.seconds,
+            "collected_frames": trainer.collected_frames,
+            "num_iterations": trainer.num_iterations,
+            "optim_count": trainer.optim_count,
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        trainer = self._trainer
+        trainer.seconds = state_dict["seconds"]
+        trainer.collected_frames = state_dict["collected_frames"]
+        trainer.num_iterations = state_dict["num_iterations"]
+        trainer.optim_count = state_dict["optim_count"]
+
+
+def load_checkpoint(path: str | Path, components: Mapping[str, Any]) -> None:
+    """Restores the named components from a checkpoint folder; others in it are left alone.
+
+    Raises:
+        CheckpointError: the folder is no checkpoint, is broken, or a component does not fit.
+    """
+    if not Checkpoint.is_checkpoint(path):
+        raise CheckpointError(f"{path} is not a checkpoint of this package: it has no valid manifest.")
+    Checkpoint(**components).load(path)

@@ -1,0 +1,242 @@
+"""Whole runs: start one in a folder of its own, resume it, evaluate what it learned."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from torchrl.checkpoint import CheckpointRotation
+from torchrl.envs import EnvBase, ExplorationType, set_exploration_type
+from torchrl.record.loggers import CSVLogger
+from torchrl.record.loggers.common import Logger
+
+from torchrl_rslstorage._extras import require_extra
+from torchrl_rslstorage.collectors import RolloutCollector
+from torchrl_rslstorage.data import RolloutBuffer
+from torchrl_rslstorage.envs import make_env
+from torchrl_rslstorage.modules import ActorCritic, MLPActor, MLPCritic
+from torchrl_rslstorage.trainers.options import TrainOptions
+from torchrl_rslstorage.trainers.ppo_trainer import RSLPPOTrainer, load_checkpoint
+from torchrl_rslstorage.trainers.run_folder import RunFolder, RunFolderError, versions
+
+Report = Callable[[str], None]
+
+
+def start_run(options: TrainOptions, report: Report = print) -> dict[str, Any]:
+    """Trains in a new run folder; returns its summary.
+
+    Raises:
+        RunFolderError: the folder cannot be used.
+        ImportError: an extra is missing.
+        ValueError: an option or the task does not fit.
+    """
+    options = options.resolved()
+    if options.run_dir is None:
+        name = f"{options.task.replace('/', '-')}-{datetime.now():%Y%m%d-%H%M%S-%f}"
+        options = dataclasses.replace(options, run_dir=Path("runs") / name)
+    assert options.run_dir is not None
+    env = _make_env(options)  # before the folder: a task that is not there leaves none behind
+    folder = RunFolder.create(options.run_dir, options.as_config())
+    return _run(folder, options, env, report)
+
+
+def resume_run(path: Path, max_iterations: int | None = None, report: Report = print) -> dict[str, Any]:
+    """Goes on from a run's newest checkpoint, or from its start if it has none; returns the summary.
+
+    Args:
+        path: the run's folder.
+        max_iterations: train up to this many iterations in all instead of what the run was started with.
+        report: where progress is told.
+
+    Raises:
+        RunFolderError: there is no run, or it cannot be read.
+        CheckpointError: its checkpoint is broken.
+    """
+    folder = RunFolder.open(path)
+    options = TrainOptions.from_config(folder.config, path)
+    if max_iterations is not None:
+        options = dataclasses.replace(options, max_iterations=max_iterations).resolved()
+    return _run(folder, options, _make_env(options), report, resume=True)
+
+
+def evaluate_run(
+    path: Path,
+    *,
+    num_episodes: int = 100,
+    num_envs: int | None = None,
+    stochastic: bool = False,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Plays whole episodes with a run's newest policy, or with that of one checkpoint.
+
+    Args:
+        path: a run's folder, or one of its checkpoints.
+        num_episodes: how many episodes count; each environment plays the same number, so that short
+            episodes are not preferred.
+        num_envs: environments played side by side.
+        stochastic: sample actions instead of taking the mean.
+        seed: of the environments and the samples.
+
+    Raises:
+        RunFolderError: there is no run or no checkpoint at ``path``.
+        CheckpointError: the checkpoint is broken.
+        ValueError: a number is below one.
+    """
+    if num_episodes < 1:
+        raise ValueError(f"`num_episodes` must be at least 1, got {num_episodes}.")
+    folder, checkpoint = _find_checkpoint(path)
+    options = TrainOptions.from_config(folder.config, folder.path)
+    assert options.num_envs is not None
+    width = min(num_episodes, num_envs or options.num_envs)
+    each = -(-num_episodes // width)
+    torch.manual_seed(seed)
+    env = make_env(options.task, width, device=options.device, seed=seed, train=False)
+    actor, _ = _networks(options, env)
+    load_checkpoint(checkpoint, {"actor": actor})
+    actor.eval()
+    returns = _play(env, actor, each, stochastic)
+    env.close()
+    lengths = returns[1]
+    return {
+        "checkpoint": str(checkpoint),
+        "mean_return": float(returns[0].mean()),
+        "std_return": float(returns[0].std(correction=0)),
+        "mean_length": float(lengths.mean()),
+        "num_episodes": returns.shape[1],
+    }
+
+
+@torch.no_grad()
+def _play(env: EnvBase, actor: MLPActor, each: int, stochastic: bool) -> torch.Tensor:
+    """Returns and lengths ``[2, N·each]`` of every environment's first ``each`` episodes."""
+    num_envs = env.batch_size[0]
+    sums = torch.zeros(2, num_envs, dtype=torch.float64)
+    ended: list[torch.Tensor] = []
+    left = torch.full((num_envs,), each)
+    kind = ExplorationType.RANDOM if stochastic else ExplorationType.DETERMINISTIC
+    carrier = env.reset()
+    with set_exploration_type(kind):
+        while bool((left > 0).any()):
+            stepped, carrier = env.step_and_maybe_reset(actor(carrier))
+            sums[0] += stepped["next", "reward"].view(-1).cpu()
+            sums[1] += 1
+            done = stepped["next", "done"].view(-1).cpu()
+            if bool(done.any()):
+                ended.append(sums[:, done & (left > 0)])
+                left -= done.long()
+                sums.masked_fill_(done, 0)
+    return torch.cat(ended, 1)
+
+
+def _run(
+    folder: RunFolder, options: TrainOptions, env: EnvBase, report: Report, *, resume: bool = False
+) -> dict[str, Any]:
+    trainer = _build(folder, options, env)
+    latest = trainer.latest_checkpoint if resume else None
+    if latest is not None:
+        trainer.load_checkpoint(latest)
+        report(f"Resuming {folder.path} at {trainer.collected_frames:,} frames.")
+    else:
+        report(f"Training {options.task} in {folder.path}.")
+    folder.truncate_logs(trainer.collected_frames)
+    loggers = _loggers(folder, options)
+    trainer.loggers = loggers
+    trainer.train()
+    summary = _summary(trainer, options)
+    folder.write_summary(summary)
+    folder.plot_learning_curve(f"{options.task}, seed {options.seed}")
+    return {"run": str(folder.path), **summary}
+
+
+def _build(folder: RunFolder, options: TrainOptions, env: EnvBase) -> RSLPPOTrainer:
+    assert options.num_envs and options.num_steps_per_env and options.max_iterations
+    torch.manual_seed(options.seed)
+    actor, critic = _networks(options, env)
+    buffer = RolloutBuffer(options.num_steps_per_env, options.num_envs, device=options.device)
+    collector = RolloutCollector(env, ActorCritic(actor, critic), replay_buffer=buffer)
+    frames = options.num_envs * options.num_steps_per_env
+    return RSLPPOTrainer(
+        collector,
+        actor,
+        critic,
+        total_frames=frames * options.max_iterations,
+        config=options.ppo,
+        checkpoint_dir=folder.checkpoints,
+        save_interval=options.save_interval,
+        progress_bar=options.progress_bar,
+    )
+
+
+def _networks(options: TrainOptions, env: EnvBase) -> tuple[MLPActor, MLPCritic]:
+    shape: dict[str, Any] = {
+        "hidden_dims": options.hidden_dims,
+        "activation": options.activation,
+        "normalize_observations": options.obs_normalization,
+    }
+    groups = observation_groups(env)
+    actor = MLPActor.for_env(env, groups, init_std=options.init_std, std_type=options.std_type, **shape)
+    critic = MLPCritic.for_env(env, groups, **shape)
+    return actor.to(options.device), critic.to(options.device)
+
+
+def observation_groups(env: EnvBase) -> list[Any]:
+    """Every observation of the environment, in its own order."""
+    return list(env.observation_spec.keys(include_nested=True, leaves_only=True))
+
+
+def _make_env(options: TrainOptions) -> EnvBase:
+    assert options.num_envs
+    try:
+        device = torch.device(options.device)
+        torch.zeros((), device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"There is no device {options.device!r} here: {reason}") from error
+    return make_env(options.task, options.num_envs, device=device, seed=options.seed)
+
+
+def _loggers(folder: RunFolder, options: TrainOptions) -> list[Logger]:
+    loggers: list[Logger] = [CSVLogger(folder.logs.name, log_dir=str(folder.path))]
+    if options.logger == "tensorboard":
+        require_extra("tensorboard", "log", feature="the TensorBoard logger")
+        from torchrl.record.loggers.tensorboard import TensorboardLogger
+
+        loggers.append(TensorboardLogger("tensorboard", log_dir=str(folder.path)))
+    return loggers
+
+
+def _summary(trainer: RSLPPOTrainer, options: TrainOptions) -> dict[str, Any]:
+    episodes = trainer.collector.statistics.summary()
+    return {
+        "task": options.task,
+        "mean_return": episodes.mean_return,
+        "mean_length": episodes.mean_length,
+        "num_episodes": episodes.num_episodes,
+        "frames": trainer.collected_frames,
+        "iterations": trainer.num_iterations,
+        "wall_seconds": trainer.seconds,
+        "seed": options.seed,
+        "versions": versions(),
+    }
+
+
+def _find_checkpoint(path: Path) -> tuple[RunFolder, Path]:
+    """The run that ``path`` belongs to, and the checkpoint that it means."""
+    path = Path(path)
+    if (path / "config.json").is_file():
+        folder = RunFolder.open(path)
+        latest = CheckpointRotation(folder.checkpoints, keep_last=1).latest()
+        if latest is None:
+            raise RunFolderError(f"{path} has no checkpoint yet: let it train on (rslstorage resume {path}).")
+        return folder, latest
+    if not path.exists():
+        raise RunFolderError(f"{path} does not exist: name a run folder or one of its checkpoints.")
+    if not (path.resolve().parent.parent / "config.json").is_file():
+        raise RunFolderError(
+            f"{path} is neither a run folder nor a checkpoint inside one: there is no config.json beside it."
+        )
+    return RunFolder.open(path.resolve().parent.parent), path
