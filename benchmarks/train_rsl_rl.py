@@ -76,7 +76,7 @@ class GymnasiumVecEnv(VecEnv):
         self._return += reward
         self._length += 1
         if done.any():
-            self.last_episodes.extend(zip(self._return[done].tolist(), self._length[done].tolist()))
+            self.last_episodes.extend(zip(self._return[done].tolist(), self._length[done].tolist(), strict=True))
             self.num_episodes += int(done.sum())
             self._return[done] = 0.0
             self._length[done] = 0
@@ -126,7 +126,7 @@ def train(task: str, steps: int, seed: int, num_envs: int, num_steps: int) -> di
     runner.learn(iterations)
     seconds = time.perf_counter() - start
     frames = iterations * num_envs * num_steps
-    returns, lengths = zip(*env.last_episodes) if env.last_episodes else ((), ())
+    returns, lengths = zip(*env.last_episodes, strict=True) if env.last_episodes else ((), ())
     env.vector_env.close()
     return {
         "trainer": "rsl-rl-lib",

@@ -15,7 +15,7 @@ pytest.register_assert_rewrite("oracles")
 torch.set_num_threads(1)
 
 # Derandomized: a red run is red again. `--hypothesis-profile=thorough` looks further afield.
-settings.register_profile("fast", max_examples=25, deadline=None, derandomize=True, database=None)
+settings.register_profile("fast", max_examples=40, deadline=None, derandomize=True, database=None)
 settings.register_profile("thorough", max_examples=1000, deadline=None, database=None)
 settings.load_profile("fast")
 

@@ -582,6 +582,17 @@ def test_without_what_mujoco_tasks_import_the_extra_is_named(module, monkeypatch
 
 
 @needs_gymnasium
+def test_n_copies_of_a_mujoco_model_warn_once_and_leave_no_log(capfd, monkeypatch, tmp_path):
+    mujoco = pytest.importorskip("mujoco", reason="mujoco is missing")
+    pytest.importorskip("imageio", reason="imageio is missing, which Gymnasium's MuJoCo tasks import")
+    monkeypatch.chdir(tmp_path)
+    GymnasiumEnv("HalfCheetah-v5", 3)  # MuJoCo 4.0 calls one of its model's attributes deprecated
+    assert capfd.readouterr().err.count("settotalmass") <= 1
+    assert list(tmp_path.iterdir()) == []
+    assert mujoco.get_mju_user_warning() is None, "MuJoCo's own handler is back"
+
+
+@needs_gymnasium
 @pytest.mark.parametrize(
     ("task", "message"),
     [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 import pytest
 import torch
 from hypothesis import given
@@ -71,8 +73,7 @@ def test_a_window_is_shuffled():
 def test_drop_remainder_leaves_out_the_end_of_the_last_row_only():
     plan = Plan(3, 5)
     buffer = filled(plan, sampler=MiniBatchSampler(4, drop_remainder=True))
-    seen = sorted(sum(cells_of_update(buffer, plan), []))
-    assert seen == list(range(12))
+    assert sorted(chain(*cells_of_update(buffer, plan))) == list(range(12))
 
 
 @pytest.mark.parametrize("reshuffle", [False, True])

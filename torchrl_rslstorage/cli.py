@@ -62,15 +62,13 @@ def parse(args: Sequence[str] | None = None) -> TrainOptions | ResumeOptions | E
         SystemExit: the command line is not valid, or asked for help.
     """
     tyro: Any = require_extra("tyro", "cli", feature="the command line")
-    positional, flat = tyro.conf.Positional, tyro.conf.OmitArgPrefixes
-    train = tyro.conf.configure(tyro.conf.PositionalRequiredArgs, flat)(TrainOptions)
+    subcommand = tyro.conf.subcommand
     commands = (
-        Annotated[train, tyro.conf.subcommand("train", description="Train a policy with PPO.")]
-        | Annotated[ResumeOptions, tyro.conf.subcommand("resume", description=ResumeOptions.__doc__)]
-        | Annotated[EvalOptions, tyro.conf.subcommand("eval", description=EvalOptions.__doc__)]
+        Annotated[TrainOptions, subcommand("train", description="Train a policy with PPO.")]
+        | Annotated[ResumeOptions, subcommand("resume", description=ResumeOptions.__doc__)]
+        | Annotated[EvalOptions, subcommand("eval", description=EvalOptions.__doc__)]
     )
-    del positional
-    config = (tyro.conf.OmitSubcommandPrefixes, tyro.conf.PositionalRequiredArgs)
+    config = (tyro.conf.OmitArgPrefixes, tyro.conf.PositionalRequiredArgs)
     return tyro.cli(commands, args=args, prog="rslstorage", description=__doc__, config=config)
 
 

@@ -94,7 +94,7 @@ class RolloutTensorStorage(Columns):
         root, after = root_leaves(example), next_leaves(example)
         total = self.window_nbytes(example)
         self._make_root(root, total)
-        self._make_next(after, root, total)
+        self._make_next(*split_next(after, root), total)
 
     def window_nbytes(self, example: TensorDictBase | None = None) -> int:
         """Bytes of one window: columns, advantage, value target and the last row's observations.
@@ -129,14 +129,13 @@ class RolloutTensorStorage(Columns):
         self._attach()
 
     def _make_next(
-        self, after: Mapping[Key, Tensor], root: Mapping[Key, Tensor], total: int | None = None
+        self, columns: Mapping[Key, Tensor], finals: Mapping[Key, Tensor], total: int | None = None
     ) -> None:
-        columns, finals = split_next(after, root)
         missing = [name for name in ("reward", "done") if name not in columns]
         if missing:
             raise KeyError(
                 f"A row's `next` needs reward and done, but {show_all(missing)} is missing. "
-                f"It holds {show_all(after)}."
+                f"It holds {show_all([*columns, *finals])}."
             )
         for name in SIGNALS:
             if name in columns and columns[name].shape != (self.num_envs, 1):
@@ -194,14 +193,14 @@ class RolloutTensorStorage(Columns):
     def write_next(self, t: int, after: Mapping[Key, Tensor]) -> None:
         """Copies the second half of row ``t``: signals into columns, final observations sparsely."""
         assert self._root is not None
-        if self._next is None:
-            self._make_next(after, self._root.columns)
-        assert self._next is not None
         columns, observations = split_next(after, self._root.columns)
-        if set(observations) != set(self._final_keys):
-            refuse_keys("next", t, observations, self._final_keys)
         for key, value in observations.items():
             self._root.check(t, key, value, half="next")
+        if self._next is None:
+            self._make_next(columns, observations)
+        assert self._next is not None
+        if set(observations) != set(self._final_keys):
+            refuse_keys("next", t, observations, self._final_keys)
         self._next.copy_row(t, columns)
         last = t == self.num_steps - 1
         self._final.record(t, columns["truncated"], observations, last=last)

@@ -16,7 +16,9 @@ Decisions:
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import sys
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -200,14 +202,15 @@ def _make_vector_env(task: str, num_envs: int, make_kwargs: Mapping[str, Any]) -
     feature = f"the task {task!r}"
     gym: Any = require_extra("gymnasium", "gym", feature=feature)
     try:
-        return gym.make_vec(
-            task,
-            num_envs=num_envs,
-            vectorization_mode="sync",
-            vector_kwargs={"copy": False, "autoreset_mode": gym.vector.AutoresetMode.SAME_STEP},
-            wrappers=[_final_observation_keeper()],
-            **make_kwargs,
-        )
+        with _mujoco_warnings_once(task, feature):
+            return gym.make_vec(
+                task,
+                num_envs=num_envs,
+                vectorization_mode="sync",
+                vector_kwargs={"copy": False, "autoreset_mode": gym.vector.AutoresetMode.SAME_STEP},
+                wrappers=[_final_observation_keeper()],
+                **make_kwargs,
+            )
     except (ImportError, gym.error.DependencyNotInstalled) as error:
         if ":" in task and isinstance(error, ModuleNotFoundError):  # "module:Task-v0"
             raise _unknown(task, error) from error
@@ -221,6 +224,31 @@ def _make_vector_env(task: str, num_envs: int, make_kwargs: Mapping[str, Any]) -
 def _unknown(task: str, error: Exception) -> ValueError:
     reason = " ".join(str(error).split()).rstrip(".")
     return ValueError(f"{task!r} is not a Gymnasium task that can be made: {reason}.")
+
+
+@contextlib.contextmanager
+def _mujoco_warnings_once(task: str, feature: str) -> Iterator[None]:
+    """Prints what MuJoCo warns of a model once, not N times for N copies of it."""
+    import gymnasium
+
+    spec = gymnasium.registry.get(task)
+    if spec is None or "mujoco" not in str(spec.entry_point):
+        yield
+        return
+    mujoco: Any = require_extra("mujoco", "gym", feature=feature)
+    seen: set[str] = set()
+
+    def warn(message: str) -> None:
+        if message not in seen:
+            seen.add(message)
+            print(f"MuJoCo warns: {message}", file=sys.stderr)
+
+    before = mujoco.get_mju_user_warning()
+    mujoco.set_mju_user_warning(warn)
+    try:
+        yield
+    finally:
+        mujoco.set_mju_user_warning(before)
 
 
 @functools.cache

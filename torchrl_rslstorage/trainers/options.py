@@ -5,11 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from torchrl_rslstorage.modules.mlp import Activation, StdType
 from torchrl_rslstorage.trainers.config import PPOConfig
 from torchrl_rslstorage.trainers.run_folder import RunFolderError
+
+if TYPE_CHECKING:
+    Task = str
+else:
+    try:
+        from tyro.conf import Positional
+
+        Task = Positional[str]
+    except ImportError:  # without the extra "cli" there is no command line to parse
+        Task = str
 
 
 @dataclass
@@ -33,7 +43,7 @@ GYMNASIUM = TaskDefaults(64, 32, 489, (256, 128), True)
 class TrainOptions:
     """Options of ``rslstorage train``; names and defaults are RSL-RL's where RSL-RL has them."""
 
-    task: str = "pendulum"
+    task: Task = "pendulum"
     """"pendulum" (embedded) or any Gymnasium id."""
     seed: int = 0
     """Seeds networks, environments and mini-batches."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
@@ -145,6 +146,8 @@ def _run(
     folder.truncate_logs(trainer.collected_frames)
     loggers = _loggers(folder, options)
     trainer.loggers = loggers
+    if not trainer.progress_bar:
+        trainer.register_op("post_steps", _Progress(trainer, report))
     trainer.train()
     summary = _summary(trainer, options)
     folder.write_summary(summary)
@@ -167,7 +170,7 @@ def _build(folder: RunFolder, options: TrainOptions, env: EnvBase) -> RSLPPOTrai
         config=options.ppo,
         checkpoint_dir=folder.checkpoints,
         save_interval=options.save_interval,
-        progress_bar=options.progress_bar,
+        progress_bar=options.progress_bar and sys.stderr.isatty(),
     )
 
 
@@ -197,6 +200,28 @@ def _make_env(options: TrainOptions) -> EnvBase:
         reason = str(error).splitlines()[0]
         raise ValueError(f"There is no device {options.device!r} here: {reason}") from error
     return make_env(options.task, options.num_envs, device=device, seed=options.seed)
+
+
+class _Progress:
+    """One line every tenth of a run, for terminals that cannot show a bar, and for log files."""
+
+    def __init__(self, trainer: RSLPPOTrainer, report: Report) -> None:
+        self._trainer = trainer
+        self._report = report
+        self._tenth = self._now()
+
+    def _now(self) -> int:
+        return 10 * self._trainer.collected_frames // self._trainer.total_frames
+
+    def __call__(self) -> None:
+        if self._now() == self._tenth:
+            return
+        self._tenth = self._now()
+        metrics = self._trainer.metrics
+        self._report(
+            f"{self._trainer.collected_frames:>12,} frames   mean reward {metrics['Train/mean_reward']:>10.1f}"
+            f"   {metrics['Perf/total_fps']:>9,.0f} frames/s"
+        )
 
 
 def _loggers(folder: RunFolder, options: TrainOptions) -> list[Logger]:
