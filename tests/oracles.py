@@ -196,7 +196,7 @@ def check_nothing_of_the_old_window_is_left(plan: Plan) -> None:
 
     assert buffer.num_rows == len(buffer) == 0
     assert not buffer.is_full
-    assert buffer[:].numel() == 0
+    assert buffer[:].batch_size.numel() == 0
     assert len(buffer.final_observations.t) == 0
     check_cannot_be_read(buffer)
     with pytest.raises(RuntimeError, match="cut off"):
@@ -206,7 +206,7 @@ def check_nothing_of_the_old_window_is_left(plan: Plan) -> None:
         check_cannot_be_read(buffer)
         buffer.add(row)
         assert windows_of(buffer[:]["observation"]) == {2}
-        assert buffer[:].numel() == count * plan.num_envs
+        assert buffer[:].batch_size.numel() == count * plan.num_envs
         assert windows_of(buffer.final_observations.observation.get("observation", torch.zeros(0, 4))) <= {2}
 
     check_window(buffer, plan, window=2)  # which knows of no derived column

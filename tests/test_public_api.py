@@ -11,6 +11,7 @@ import doctest
 import functools
 import importlib
 import inspect
+import os
 import re
 import subprocess
 import sys
@@ -222,6 +223,8 @@ def run_block(source: str, folder: Path, limit_s: float) -> subprocess.Completed
         text=True,
         timeout=limit_s,
         check=False,
+        # Two threads wait for each other on a machine that runs other things beside the tests.
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
 
 

@@ -5,16 +5,50 @@ Read against TorchRL 0.14.1 and tensordict 0.14.3. When TorchRL moves, this file
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, cast
 
 import torch
 from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModuleBase
+from tensordict.nn import dispatch as _dispatch
+from tensordict.utils import NestedKey
+from torch import Tensor
 from torchrl.data import LazyTensorStorage, ReplayBuffer
 from torchrl.data.replay_buffers import Sampler
 from torchrl.data.replay_buffers.writers import Writer
 from torchrl.trainers import Trainer
 
-__all__ = ["Columns", "ReplayBufferBase", "SamplerBase", "TrainerBase", "WriterBase"]
+__all__ = [
+    "Columns",
+    "ModuleBase",
+    "ReplayBufferBase",
+    "SamplerBase",
+    "TrainerBase",
+    "WriterBase",
+    "dispatch",
+    "foreach_copy_",
+]
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def dispatch(method: Method) -> Method:
+    """tensordict 0.14's decorator by the same name, whose types know only its form with arguments."""
+    return cast("Any", _dispatch)(method)
+
+
+def foreach_copy_(targets: list[Tensor], sources: list[Tensor]) -> None:
+    """Copies many tensors in one call (torch 2: underscored, as all of its foreach functions are)."""
+    cast("Any", torch)._foreach_copy_(targets, sources)
+
+
+class ModuleBase(TensorDictModuleBase):
+    """tensordict 0.14 types a module's keys as ``list[str | tuple[str]]``, which leaves out nested keys."""
+
+    def _name_keys(self, in_keys: Sequence[NestedKey], out_keys: Sequence[NestedKey]) -> None:
+        self.in_keys = cast("Any", list(in_keys))
+        self.out_keys = cast("Any", list(out_keys))
 
 
 class Columns(LazyTensorStorage):
@@ -25,7 +59,7 @@ class Columns(LazyTensorStorage):
     """
 
     _storage: TensorDictBase | None
-    _len: int
+    device: torch.device
 
     @property
     def columns(self) -> TensorDictBase | None:

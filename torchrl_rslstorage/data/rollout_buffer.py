@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +78,17 @@ class RolloutBuffer(ReplayBufferBase):
             generator=generator,
         )
 
-    # -- sizes -----------------------------------------------------------------------------------
+    # -- parts and sizes -------------------------------------------------------------------------
+
+    @property
+    def storage(self) -> RolloutTensorStorage:
+        """The ``[T, N]`` rollout."""
+        return self._storage
+
+    @property
+    def writer(self) -> RolloutWriter:
+        """What writes its rows, whole or in halves."""
+        return self._writer
 
     @property
     def num_steps(self) -> int:
@@ -148,7 +158,7 @@ class RolloutBuffer(ReplayBufferBase):
         self._interrupt()
         return row
 
-    def extend(
+    def extend(  # pyright: ignore[reportIncompatibleMethodOverride] - TorchRL types data as a Sequence
         self,
         data: TensorDictBase,
         *,
@@ -226,7 +236,7 @@ class RolloutBuffer(ReplayBufferBase):
         batch = self._transformed(self._sampler.next(self._storage))
         return (batch, {}) if return_info else batch
 
-    def __iter__(self) -> Iterator[TensorDictBase]:
+    def __iter__(self) -> Generator[TensorDictBase, None, None]:
         """One fresh, whole update, also after an earlier one was left before its end."""
         if not isinstance(self._sampler, RolloutSampler):
             yield from super().__iter__()

@@ -14,14 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import torch
 from tensordict import TensorDict, TensorDictBase
 from tensordict.utils import NestedKey
 from torch import Tensor
 
-from torchrl_rslstorage._compat import Columns
+from torchrl_rslstorage._compat import Columns, foreach_copy_
 from torchrl_rslstorage.data.final_observations import FinalObservations, FinalObservationTable
 from torchrl_rslstorage.data.leaves import (
     Key,
@@ -176,9 +176,8 @@ class RolloutTensorStorage(Columns):
         if self._next is not None:
             for key, column in self._next.columns.items():
                 flat[("next", key) if isinstance(key, str) else ("next", *key)] = column
-        columns = TensorDict(
-            nest(flat), [self.num_steps, self.num_envs], device=self.device, names=["time", None]
-        )
+        names = cast("Any", ["time", None])  # tensordict types names without None, which is "no name"
+        columns = TensorDict(nest(flat), [self.num_steps, self.num_envs], device=self.device, names=names)
         self._set_columns(columns)
 
     # -- writing ---------------------------------------------------------------------------------
@@ -389,7 +388,7 @@ class _Columns:
         if rows is None:
             rows = self._rows[t] = [column[t] for column in self.columns.values()]
         with torch.no_grad():
-            torch._foreach_copy_(rows, sources)
+            foreach_copy_(rows, sources)
 
     def filled(self, num_rows: int) -> dict[Key, Tensor]:
         return {key: column[:num_rows].clone() for key, column in self.columns.items()}

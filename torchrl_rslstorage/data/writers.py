@@ -133,7 +133,9 @@ class RolloutWriter(WriterBase):
         self._close_row()
         return row
 
-    def extend(self, data: TensorDictBase) -> range:
+    def extend(  # pyright: ignore[reportIncompatibleMethodOverride] - TorchRL: Sequence to flat indices
+        self, data: TensorDictBase
+    ) -> range:
         """Copies ``T'`` rows from ``[T', N]``; returns their numbers.
 
         Raises:

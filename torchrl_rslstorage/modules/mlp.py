@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torchrl.envs import EnvBase
 from torchrl.modules import MLP
 
+from torchrl_rslstorage._compat import ModuleBase
 from torchrl_rslstorage.modules.distributions import DiagonalGaussian
 from torchrl_rslstorage.modules.observations import (
     ObservationModule,
@@ -230,7 +231,7 @@ class MLPCritic(ObservationModule):
         return tensordict.set(self._value_key, self.evaluate(tensordict))
 
 
-class ActorCritic(TensorDictModuleBase):
+class ActorCritic(ModuleBase):
     """Actor, then critic: what a collector runs so that rollouts hold values from act time.
 
     The same as ``TensorDictSequential(actor, critic)`` at a fraction of its overhead; works with
@@ -253,8 +254,10 @@ class ActorCritic(TensorDictModuleBase):
         super().__init__()
         self.actor = actor
         self.critic = critic
-        self.in_keys = list(dict.fromkeys([*actor.in_keys, *critic.in_keys]))
-        self.out_keys = list(dict.fromkeys([*actor.out_keys, *critic.out_keys]))
+        self._name_keys(
+            list(dict.fromkeys([*actor.in_keys, *critic.in_keys])),
+            list(dict.fromkeys([*actor.out_keys, *critic.out_keys])),
+        )
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Runs both on ``tensordict``, which they write into."""

@@ -6,17 +6,17 @@ from collections.abc import Sequence
 
 import torch
 from tensordict import TensorDictBase
-from tensordict.nn import TensorDictModuleBase
 from tensordict.utils import NestedKey
 from torch import Tensor
 from torchrl.data import Bounded, Composite, Unbounded
 from torchrl.envs import EnvBase
 
+from torchrl_rslstorage._compat import ModuleBase
 from torchrl_rslstorage.data.leaves import canonical, dtype_name, leaves, show, show_all
 from torchrl_rslstorage.modules.normalizer import EmpiricalNormalizer
 
 
-class ObservationModule(TensorDictModuleBase):
+class ObservationModule(ModuleBase):
     """Reads one or several observation groups ``[*, F_i]`` as one feature vector ``[*, ΣF_i]``.
 
     The base of the package's actors and critics. It is a ``TensorDictModuleBase`` with a ``forward`` of
@@ -47,8 +47,7 @@ class ObservationModule(TensorDictModuleBase):
         super().__init__()
         if isinstance(in_keys, str) or not in_keys:
             raise ValueError(f"`in_keys` must be a list of at least one observation key, got {in_keys!r}.")
-        self.in_keys = list(in_keys)
-        self.out_keys = list(out_keys)
+        self._name_keys(in_keys, out_keys)
         self.in_features = in_features
         self.normalizer = EmpiricalNormalizer(in_features) if normalize_observations else None
 

@@ -67,6 +67,8 @@ class TrainOptions:
     """Learn the standard deviation, or its logarithm."""
     device: str = "cpu"
     """Where everything runs: cpu, cuda, cuda:1, …"""
+    num_threads: int = 1
+    """CPU threads of torch: for small networks one is fastest, and on a busy machine by far."""
     logger: Literal["csv", "tensorboard"] = "csv"
     """Scalars always go to CSV files; "tensorboard" writes event files as well."""
     save_interval: int = 50
@@ -87,7 +89,7 @@ class TrainOptions:
         for f in fields(defaults):
             if values[f.name] is None:
                 values[f.name] = getattr(defaults, f.name)
-        for name in ("num_envs", "num_steps_per_env", "max_iterations", "save_interval"):
+        for name in ("num_envs", "num_steps_per_env", "max_iterations", "save_interval", "num_threads"):
             if values[name] < 1:
                 raise ValueError(f"`{name}` must be at least 1, got {values[name]}.")
         values["hidden_dims"] = tuple(values["hidden_dims"])

@@ -157,6 +157,7 @@ def _run(
 
 def _build(folder: RunFolder, options: TrainOptions, env: EnvBase) -> RSLPPOTrainer:
     assert options.num_envs and options.num_steps_per_env and options.max_iterations
+    torch.set_num_threads(options.num_threads)
     torch.manual_seed(options.seed)
     actor, critic = _networks(options, env)
     buffer = RolloutBuffer(options.num_steps_per_env, options.num_envs, device=options.device)
