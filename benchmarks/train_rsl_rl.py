@@ -76,7 +76,9 @@ class GymnasiumVecEnv(VecEnv):
         self._return += reward
         self._length += 1
         if done.any():
-            self.last_episodes.extend(zip(self._return[done].tolist(), self._length[done].tolist(), strict=True))
+            self.last_episodes.extend(
+                zip(self._return[done].tolist(), self._length[done].tolist(), strict=True)
+            )
             self.num_episodes += int(done.sum())
             self._return[done] = 0.0
             self._length[done] = 0

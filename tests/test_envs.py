@@ -56,13 +56,15 @@ def assert_same(left, right):
 def test_a_pendulum_moves_as_gymnasiums_does():
     env = PendulumEnv(6, seed=3, init_at_random_ep_len=False, max_episode_steps=1000)
     root = env.reset()
+    env.state.theta_dot[0], env.state.theta_dot[1] = 7.9, -7.9  # to be stopped at 8 rad/s
     theirs = [gymnasium.make("Pendulum-v1").unwrapped for _ in range(6)]
     for one, theta, theta_dot in zip(theirs, *env.state[:2], strict=True):
         one.reset()
         one.state = np.array([theta.item(), theta_dot.item()])
-    generator = torch.Generator().manual_seed(0)
+    generator, fastest = torch.Generator().manual_seed(0), 0.0
     for _ in range(300):
         action = torch.empty(6, 1).uniform_(-3, 3, generator=generator)  # a third is clipped
+        action[0], action[1] = 3.0, -3.0
         root["action"] = action
         stepped, root = env.step_and_maybe_reset(root)
         for i, one in enumerate(theirs):
@@ -76,6 +78,8 @@ def test_a_pendulum_moves_as_gymnasiums_does():
             assert stepped["next", "reward"][i].item() == pytest.approx(float(reward), abs=2e-6)
             assert stepped["next", "terminated"][i].item() is terminated is False
             one.state = ours.numpy()  # from equal states, so that each step is judged alone
+        fastest = max(fastest, env.state.theta_dot.abs().max().item())
+    assert fastest == 8.0
 
 
 def test_pendulums_start_uniformly_within_gymnasiums_bounds():
@@ -221,12 +225,13 @@ def test_a_state_saved_before_the_first_reset_brings_back_the_first_reset():
 
 
 def test_a_saved_state_is_a_snapshot():
-    env = PendulumEnv(4, seed=0)
-    rolled(env, 3)
+    env = PendulumEnv(4, seed=0, max_episode_steps=3)
+    root = rolled(env, 3)[-1][-1]
     saved = env.state_dict()["_extra_state"]
     copies = {name: value.clone() for name, value in saved["state"].items()}
     generator = saved["generator"].clone()
-    rolled(env, 5)
+    for _ in range(5):
+        _, root = env.step_and_maybe_reset(root.set("action", torch.ones(4, 1)))
     assert all(torch.equal(saved["state"][name], value) for name, value in copies.items())
     assert torch.equal(saved["generator"], generator)
 
@@ -534,8 +539,21 @@ def test_a_partial_reset_restarts_the_marked_tasks_only_and_none_twice():
     root["_reset"] = torch.tensor([[False], [True], [False]])  # midway, by the user's own wish
     root = env.reset(root)
     assert root["observation"].tolist() == [[1.25, 3.0], [0.25, 4.0], [1.25, 3.0]]
+    root["_reset"] = torch.tensor([[False], [True], [False]])  # and again
+    root = env.reset(root)
+    assert root["observation"].tolist() == [[1.25, 3.0], [0.25, 5.0], [1.25, 3.0]]
     root = env.step_mdp(env.rand_step(root))
-    assert root["observation"].tolist() == [[2.25, 3.0], [1.25, 4.0], [2.25, 3.0]]
+    assert root["observation"].tolist() == [[2.25, 3.0], [1.25, 5.0], [2.25, 3.0]]
+
+
+@needs_gymnasium
+@pytest.mark.parametrize("wrap", [lambda env: env, TransformedEnv], ids=["lean", "generic"])
+def test_a_partial_reset_right_after_a_task_reset_itself_is_a_reset_of_its_own(wrap):
+    env = wrap(GymnasiumEnv("rslstorage-test/OneArray-v0", 2))  # first episodes last 2 steps
+    root = rolled(env, 2)[-1][-1]
+    assert root["observation"].tolist() == [[0.25, 3.0]] * 2
+    root["_reset"] = torch.tensor([[True], [False]])
+    assert env.reset(root)["observation"].tolist() == [[0.25, 4.0], [0.25, 3.0]]
 
 
 @needs_gymnasium

@@ -293,6 +293,17 @@ def test_mini_batches_are_locked(key):
             batch[key] = torch.zeros(*batch.batch_size, 1)
 
 
+@pytest.mark.parametrize("reshuffle", [False, True])
+def test_what_is_set_in_an_unlocked_mini_batch_is_not_in_the_next_update(reshuffle):
+    buffer = filled(PLAN, sampler=MiniBatchSampler(2, 1, reshuffle))
+    for batch in buffer:
+        with batch.unlock_():
+            batch["leftover"] = torch.zeros(batch.batch_size)
+    for batch in buffer:
+        assert batch.is_locked
+        assert tensors(batch).keys() == ROOT_KEYS - {"is_init"}
+
+
 def test_the_dtype_of_every_entry_survives_the_shuffle():
     buffer = filled(PLAN)
     dtypes = {key: value.dtype for key, value in tensors(buffer.sample()).items()}

@@ -19,7 +19,7 @@ from torch import Tensor
 from torchrl.data import Storage
 
 from torchrl_rslstorage._compat import SamplerBase
-from torchrl_rslstorage.data.leaves import canonical, nest
+from torchrl_rslstorage.data.leaves import Key, canonical, nest
 from torchrl_rslstorage.data.storages import RolloutTensorStorage
 
 
@@ -170,7 +170,6 @@ class MiniBatchSampler(RolloutSampler):
         self.keys = None if keys is None else [canonical(key) for key in keys]
         self._cells: Tensor | None = None
         self._batches: list[TensorDict] | None = None
-        self._views: tuple[tuple[Any, ...], list[TensorDict]] | None = None
 
     @property
     def num_batches(self) -> int:
@@ -243,21 +242,17 @@ class MiniBatchSampler(RolloutSampler):
         edges = [i * small + min(i, longer) for i in range(self.num_mini_batches + 1)]
         return list(pairwise(edges))
 
-    def _cut(self, shuffled: dict[Any, Tensor]) -> list[TensorDict]:
-        where = tuple((name, leaf.data_ptr(), leaf.shape) for name, leaf in shuffled.items())
-        if self._views is None or self._views[0] != where:
-            size = len(next(iter(shuffled.values())))
-            device = next(iter(shuffled.values())).device
-            batches = [
-                TensorDict(
-                    nest({name: leaf[start:stop] for name, leaf in shuffled.items()}),
-                    [stop - start],
-                    device=device,
-                ).lock_()
-                for start, stop in self._bounds(size)
-            ]
-            self._views = (where, batches)
-        return self._views[1]
+    def _cut(self, shuffled: dict[Key, Tensor]) -> list[TensorDict]:
+        # New ones for each shuffle: what someone unlocked and set in an old one stays there.
+        first = next(iter(shuffled.values()))
+        return [
+            TensorDict(
+                nest({name: leaf[start:stop] for name, leaf in shuffled.items()}),
+                [stop - start],
+                device=first.device,
+            ).lock_()
+            for start, stop in self._bounds(len(first))
+        ]
 
     def _empty(self) -> None:
         super()._empty()

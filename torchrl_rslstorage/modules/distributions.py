@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -33,17 +34,23 @@ class DiagonalGaussian(Distribution):
         torch.Size([5])
     """
 
-    arg_constraints = {  # noqa: RUF012 - the attribute torch.distributions defines
-        "loc": constraints.real_vector,
-        "scale": constraints.independent(constraints.positive, 1),
-    }
-    support = constraints.real_vector
     has_rsample = True
 
     def __init__(self, loc: Tensor, scale: Tensor, validate_args: bool | None = None) -> None:
         self.loc = loc
         self.scale = scale
         super().__init__(loc.shape[:-1], loc.shape[-1:], validate_args=False)
+
+    @property
+    def arg_constraints(self) -> dict[str, constraints.Constraint]:
+        """What the parameters must be."""
+        positive_vector = constraints.independent(constraints.positive, 1)
+        return {"loc": constraints.real_vector, "scale": positive_vector}
+
+    @property
+    def support(self) -> constraints.Constraint:
+        """All real vectors."""
+        return constraints.real_vector
 
     @property
     def mean(self) -> Tensor:
@@ -70,15 +77,15 @@ class DiagonalGaussian(Distribution):
         """Variance ``[*, A]``."""
         return self.stddev.square()
 
-    def sample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:  # noqa: B008 - torch's signature
+    def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         """Actions ``[*sample_shape, *, A]``, without gradient."""
         with torch.no_grad():
-            shape = self._extended_shape(sample_shape)
+            shape = self._extended_shape(torch.Size(sample_shape))
             return torch.normal(self.loc.expand(shape), self.scale.expand(shape))
 
-    def rsample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:  # noqa: B008 - torch's signature
+    def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         """Actions ``[*sample_shape, *, A]``, differentiable in mean and std."""
-        shape = self._extended_shape(sample_shape)
+        shape = self._extended_shape(torch.Size(sample_shape))
         noise = torch.randn(shape, dtype=self.loc.dtype, device=self.loc.device)
         return self.loc + noise * self.scale
 
@@ -92,7 +99,9 @@ class DiagonalGaussian(Distribution):
         entropy = (self.scale.log() + (0.5 + _HALF_LOG_2PI)).sum(-1)
         return entropy.expand(self.batch_shape)
 
-    def expand(self, batch_shape: torch.Size, _instance: DiagonalGaussian | None = None) -> DiagonalGaussian:
+    def expand(
+        self, batch_shape: Sequence[int], _instance: DiagonalGaussian | None = None
+    ) -> DiagonalGaussian:
         """The same distribution over a larger batch shape."""
         shape = (*batch_shape, *self.event_shape)
         return DiagonalGaussian(self.loc.expand(shape), self.scale.expand(shape))

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import warnings
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from tensordict.utils import NestedKey
 from torch import Tensor
 
 from torchrl_rslstorage.data import RolloutBuffer
-from torchrl_rslstorage.data.leaves import canonical, leaves, show
-from torchrl_rslstorage.objectives.finite import check_finite
+from torchrl_rslstorage.data.leaves import canonical, dtype_name, show, show_all
+from torchrl_rslstorage.objectives.finite import Bootstraps, check_finite
 from torchrl_rslstorage.objectives.returns import (
     bootstrapped_gae_,
     normalize_advantage,
@@ -53,8 +53,10 @@ class RolloutGAE:
         log_prob_key: checked for NaN and inf together with the advantages, where it is there.
 
     Raises:
-        ValueError: γ or λ outside [0, 1], an unknown rule; a shape other than ``[T, N, 1]``; NaN or inf
-            in the window (the message names environment, key and step).
+        ValueError: γ or λ outside [0, 1], an unknown rule; a shape other than ``[T, N, 1]``; values and
+            rewards of different dtypes; NaN or inf in the window (the message names key, step and
+            environment).
+        KeyError: an entry that is read is not there.
 
     Examples:
         >>> import torch
@@ -131,24 +133,26 @@ class RolloutGAE:
         storage = buffer.storage
         value = window.get(self.value_key, None)
         if value is None:
-            value = storage.derived(self.value_key)
-            value.copy_(self._evaluate(window.exclude("next").flatten(0, 1)).view_as(value))
-        reward = window.get(_under_next(self.reward_key))
-        done = window.get(_under_next(self.done_key))
-        terminated = window.get(_under_next(self.terminated_key))
-        truncated = window.get(_under_next(self.truncated_key))
-        self._check_shapes(value, reward, done, terminated, truncated)
+            made = self._evaluate(window.exclude("next").flatten(0, 1))
+            value = storage.derived(self.value_key, dtype=made.dtype)
+            value.copy_(made.view_as(value))
+        after = window.get("next")
+        reward, done = _required(after, self.reward_key), _required(after, self.done_key)
+        terminated = _required(after, self.terminated_key)
+        truncated = _required(after, self.truncated_key)
+        self._check(value, reward, done, terminated, truncated)
         advantage = storage.derived(self.advantage_key, dtype=value.dtype)
         value_target = storage.derived(self.value_target_key, dtype=value.dtype)
 
         torch.sub(reward, value, out=advantage)
         t, n, observation = buffer.final_observations
         cell = t * buffer.num_envs + n
-        after = self._evaluate(observation).view(-1)
-        stands_in = _no_observation(observation)
+        next_value = self._evaluate(observation).view(-1)
+        _require_same_dtype("values of final observations", next_value, value)
+        inputs = observation.select(*self.value_network.in_keys)
         # A NaN observation of an episode that goes on is a fault, not a missing final observation.
-        stands_in &= done.view(-1)[cell]
-        after = torch.where(stands_in, value.view(-1)[cell], after)
+        stands_in = _no_observation(inputs) & done.view(-1)[cell]
+        next_value = torch.where(stands_in, value.view(-1)[cell], next_value)
         if self.time_out == "rsl_rl":
             value_target.copy_(truncated)
             advantage.addcmul_(value, value_target, value=self.gamma)
@@ -156,11 +160,12 @@ class RolloutGAE:
         else:
             counts = ~terminated.view(-1)[cell]
             self._announce(stands_in & counts)
-        after = torch.where(counts, after, torch.zeros_like(after))
-        advantage.view(-1).index_add_(0, cell, after, alpha=self.gamma)
+        next_value = torch.where(counts, next_value, torch.zeros_like(next_value))
+        advantage.view(-1).index_add_(0, cell, next_value, alpha=self.gamma)
 
         bootstrapped_gae_(advantage, value_target, value, done, gamma=self.gamma, lmbda=self.lmbda)
-        self._finish(window, advantage)
+        used = counts & ~stands_in
+        self._finish(window, advantage, Bootstraps(t[used], n[used], inputs[used]))
         return window
 
     def _evaluate(self, observation: TensorDictBase) -> Tensor:
@@ -174,7 +179,14 @@ class RolloutGAE:
                 "leave it there (compact_obs=False)."
             )
         # Networks write into what they are given.
-        return network(observation.select(*network.in_keys)).get(self.value_key)
+        value = network(observation.select(*network.in_keys)).get(self.value_key, None)
+        if value is None:
+            raise KeyError(
+                f"The value network writes {show_all(network.out_keys)}, not {show(self.value_key)}: pass "
+                "RolloutGAE(..., value_key=...)."
+            )
+        require_same_shape({show(self.value_key): value}, (*observation.batch_size, 1), "[*, 1]")
+        return value
 
     # -- a plain TensorDict ----------------------------------------------------------------------
 
@@ -187,10 +199,9 @@ class RolloutGAE:
         if time_dim not in (0, 1):
             raise ValueError(f"`time_dim` must be 0 or 1, got {time_dim}.")
         rows = td if time_dim == 0 else td.transpose(0, 1)
-        after = rows.get("next")
-        value = self._values(rows)
-        next_value = self._values(after)
-        reward, done = after.get(self.reward_key), after.get(self.done_key)
+        after = _required(rows, "next")
+        value, next_value = self._values(rows), self._values(after)
+        reward, done = _required(after, self.reward_key), _required(after, self.done_key)
         truncated, terminated = (
             after.get(self.truncated_key, None),
             after.get(self.terminated_key, None),
@@ -199,22 +210,27 @@ class RolloutGAE:
             terminated = done if truncated is None else done & ~truncated
         if truncated is None:
             truncated = done & ~terminated
-        self._check_shapes(value, reward, done, terminated, truncated)
-        require_same_shape({"next state value": next_value}, value.shape, "[T, N, 1]")
+        self._check(value, reward, done, terminated, truncated)
+        require_same_shape({f"next {show(self.value_key)}": next_value}, value.shape, "[T, N, 1]")
+        _require_same_dtype("values of next observations", next_value, value)
 
-        stands_in = next_value.isnan() & done
-        next_value = torch.where(stands_in, value, next_value)
         last = torch.zeros_like(done)
         last[-1] = True
+        counts = last & ~done if self.time_out == "rsl_rl" else (truncated | last) & ~terminated
+        stands_in = counts & done & next_value.isnan()
+        bootstrap = torch.where(counts, torch.where(stands_in, value, next_value), torch.zeros_like(value))
         if self.time_out == "rsl_rl":
-            bootstrap = value * truncated + next_value * (last & ~done)
+            bootstrap += value * truncated
         else:
-            bootstrap = torch.where((truncated | last) & ~terminated, next_value, 0.0)
-            self._announce(stands_in & truncated & ~terminated)
+            self._announce(stands_in)
         advantage = (reward - value + self.gamma * bootstrap).contiguous()
         value_target = torch.empty_like(advantage)
         bootstrapped_gae_(advantage, value_target, value, done, gamma=self.gamma, lmbda=self.lmbda)
-        self._finish(rows, advantage)
+        t, n, _ = (counts & ~stands_in).nonzero(as_tuple=True)
+        read = [self.value_key]
+        if self.value_network is not None and after.get(self.value_key, None) is None:
+            read = list(self.value_network.in_keys)
+        self._finish(rows, advantage, Bootstraps(t, n, after.select(*read)[t, n]))
         if time_dim == 1:
             advantage, value_target = advantage.transpose(0, 1), value_target.transpose(0, 1)
         td.set(self.advantage_key, advantage)
@@ -234,13 +250,21 @@ class RolloutGAE:
 
     # -- both ------------------------------------------------------------------------------------
 
-    def _finish(self, window: TensorDictBase, advantage: Tensor) -> None:
+    def _finish(self, window: TensorDictBase, advantage: Tensor, bootstraps: Bootstraps) -> None:
         log_prob = window.get(self.log_prob_key, None)
-        check_finite(window, advantage, log_prob if isinstance(log_prob, Tensor) else None)
+        check_finite(
+            window,
+            advantage,
+            log_prob if isinstance(log_prob, Tensor) else None,
+            bootstraps,
+            reward_key=self.reward_key,
+            made_by_critic=(self.value_key,),
+            derived=(self.advantage_key, self.value_target_key),
+        )
         if self.normalize:
             normalize_advantage(advantage, out=advantage)
 
-    def _check_shapes(
+    def _check(
         self, value: Tensor, reward: Tensor, done: Tensor, terminated: Tensor, truncated: Tensor
     ) -> None:
         tensors = {
@@ -251,11 +275,7 @@ class RolloutGAE:
             str(canonical(self.truncated_key)): truncated,
         }
         require_same_shape(tensors, (*reward.shape[:2], 1), "[T, N, 1]")
-        if value.dtype != reward.dtype:
-            raise ValueError(
-                f"Rewards are {reward.dtype} but state values {value.dtype}: cast one of them "
-                "(torchrl.envs.DoubleToFloat casts an environment)."
-            )
+        _require_same_dtype("rewards", reward, value)
 
     def _announce(self, stands_in: Tensor) -> None:
         if self._announced:
@@ -272,14 +292,27 @@ class RolloutGAE:
             )
 
 
-def _no_observation(observation: TensorDict) -> Tensor:
+def _no_observation(observation: TensorDictBase) -> Tensor:
     """``[K]`` bool: cells of which some floating-point observation holds NaN."""
     missing = torch.zeros(len(observation), dtype=torch.bool, device=observation.device)
-    for value in leaves(observation).values():
+    for value in observation.values(True, True):
         if value.is_floating_point():
             missing |= value.flatten(1).isnan().any(1) if value.ndim > 1 else value.isnan()
     return missing
 
 
-def _under_next(key: NestedKey) -> NestedKey:
-    return ("next", key) if isinstance(key, str) else ("next", *key)
+def _required(td: TensorDictBase, key: NestedKey) -> Any:
+    value = td.get(key, None)
+    if value is None:
+        raise KeyError(
+            f"RolloutGAE reads {show(key)}, which is not there. It found {show_all(td.keys(True, True))}."
+        )
+    return value
+
+
+def _require_same_dtype(what: str, tensor: Tensor, value: Tensor) -> None:
+    if tensor.dtype != value.dtype:
+        raise ValueError(
+            f"The {what} are {dtype_name(tensor.dtype)} but the state values {dtype_name(value.dtype)}: cast "
+            "one of them (torchrl.envs.DoubleToFloat casts an environment)."
+        )

@@ -1,7 +1,12 @@
-"""KL, entropy and log-probability for any distribution that TorchRL's actors use."""
+"""KL, entropy and log-probability for any distribution that TorchRL's actors use, one number per sample.
+
+Heads of a composite distribution may keep feature dimensions (a ``Normal`` over an action vector gives
+``[B, A]``); they are summed down to the ``ndim`` batch dimensions before heads are added to each other.
+"""
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import Any
 
 import torch
@@ -11,34 +16,24 @@ from torch import Tensor
 from torch.distributions import Distribution, kl_divergence
 
 
-def log_prob(dist: Distribution, action: Any) -> Tensor:
+def log_prob(dist: Distribution, action: Any, ndim: int) -> Tensor:
     """The action's log-probability, heads of a composite action summed."""
-    return summed(dist.log_prob(action))
+    return summed(dist.log_prob(action), ndim)
 
 
-def summed(log_probs: Tensor | TensorDictBase) -> Tensor:
-    """One tensor out of the log-probabilities of several heads.
-
-    A composite distribution leaves its batch size unsaid, so heads with feature dimensions are summed
-    down to the dimensions that all heads have.
-    """
+def summed(log_probs: Tensor | TensorDictBase, ndim: int) -> Tensor:
+    """One tensor out of the log-probabilities of several heads; a tensor stays as it is."""
     if isinstance(log_probs, Tensor):
         return log_probs
-    heads = [head for head in log_probs.values(True, True) if isinstance(head, Tensor)]
-    dims = min(head.ndim for head in heads)
-    total = torch.zeros((), device=heads[0].device)
-    for head in heads:
-        total = total + (head.flatten(dims).sum(-1) if head.ndim > dims else head)
-    return total
+    return _total([head for head in log_probs.values(True, True) if isinstance(head, Tensor)], ndim)
 
 
-def exact_kl(old: Distribution, new: Distribution) -> Tensor | None:
+def exact_kl(old: Distribution, new: Distribution, ndim: int) -> Tensor | None:
     """KL(old ‖ new) per sample where ``torch.distributions`` has it registered, else nothing."""
     if isinstance(old, CompositeDistribution) and isinstance(new, CompositeDistribution):
-        heads = [exact_kl(old.dists[name], new.dists[name]) for name in new.dists]
-        if any(head is None for head in heads):
-            return None
-        return sum((head for head in heads if head is not None), torch.zeros(()))
+        heads = [exact_kl(old.dists[name], new.dists[name], ndim) for name in new.dists]
+        known = [head for head in heads if head is not None]
+        return _total(known, ndim) if len(known) == len(heads) else None
     try:
         return kl_divergence(old, new)
     except NotImplementedError:
@@ -53,25 +48,20 @@ def estimated_kl(log_ratio: Tensor) -> Tensor:
     return log_ratio.exp() - 1 - log_ratio
 
 
-def exact_entropy(dist: Distribution) -> Tensor | None:
-    """Entropy per sample where the distribution has a formula for it, else nothing."""
-    if isinstance(dist, CompositeDistribution):
-        heads = [exact_entropy(head) for head in dist.dists.values()]
-        if any(head is None for head in heads):
-            return None
-        return sum((head for head in heads if head is not None), torch.zeros(()))
-    try:
-        return dist.entropy()
-    except NotImplementedError:
-        return None
+def entropy(dist: Distribution, ndim: int) -> tuple[Tensor, bool]:
+    """Entropy per sample, and whether it is exact; of a composite, head by head.
 
-
-def sampled_entropy(dist: Distribution) -> Tensor:
-    """``−log p(a)`` of one fresh sample: an unbiased estimate of the entropy, with its gradient.
-
-    Distributions that cannot be sampled through (discrete ones have exact entropies) get no gradient
-    from the sample, only from its log-probability, which is zero in expectation.
+    Where a distribution has no formula, ``−log p(a)`` of one fresh sample stands in: unbiased, and with
+    the entropy's gradient where the distribution can be sampled through.
     """
-    with torch.set_grad_enabled(torch.is_grad_enabled() and dist.has_rsample):
-        sample = dist.rsample() if dist.has_rsample else dist.sample()
-    return -log_prob(dist, sample)
+    if isinstance(dist, CompositeDistribution):
+        heads = [entropy(head, ndim) for head in dist.dists.values()]
+        return _total([value for value, _ in heads], ndim), all(exact for _, exact in heads)
+    try:
+        return dist.entropy(), True
+    except NotImplementedError:
+        return -dist.log_prob(dist.rsample() if dist.has_rsample else dist.sample()), False
+
+
+def _total(heads: list[Tensor], ndim: int) -> Tensor:
+    return reduce(torch.add, (head.flatten(ndim).sum(-1) if head.ndim > ndim else head for head in heads))

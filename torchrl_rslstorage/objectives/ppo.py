@@ -3,28 +3,38 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from tensordict import TensorDict, TensorDictBase
-from tensordict.nn import TensorDictModuleBase, dispatch
+from tensordict.nn import CompositeDistribution, TensorDictModuleBase
 from tensordict.utils import NestedKey
 from torch import Tensor
 from torch.distributions import Distribution
 from torchrl.objectives import PPOLoss
 
-from torchrl_rslstorage.data.leaves import show
+from torchrl_rslstorage._compat import dispatch
+from torchrl_rslstorage.data.leaves import show, show_all
 from torchrl_rslstorage.modules.mlp import MLPActor, MLPCritic
 from torchrl_rslstorage.objectives.divergence import (
+    entropy,
     estimated_kl,
-    exact_entropy,
     exact_kl,
     log_prob,
-    sampled_entropy,
     summed,
 )
 from torchrl_rslstorage.objectives.returns import normalize_advantage
+
+
+_OUT_KEYS = (
+    "loss_objective",
+    "loss_critic",
+    "loss_entropy",
+    "kl",
+    "entropy",
+    "clip_fraction",
+    "explained_variance",
+)
 
 
 class RSLPPOLoss(PPOLoss):
@@ -56,8 +66,10 @@ class RSLPPOLoss(PPOLoss):
             own parameters are used, at less overhead.
 
     Raises:
+        TypeError: the actor is no stochastic policy.
+        ValueError: a coefficient that makes no sense; of a mini-batch: a shape that would broadcast, or
+            an entry that requires grad.
         KeyError: a mini-batch lacks a key.
-        ValueError: a shape that would broadcast.
 
     Examples:
         >>> import torch
@@ -72,14 +84,11 @@ class RSLPPOLoss(PPOLoss):
         True
     """
 
-    @dataclass
-    class _AcceptedKeys(PPOLoss._AcceptedKeys):
-        """The keys that ``set_keys`` takes: PPOLoss's own."""
-
-    default_keys = _AcceptedKeys
-    tensor_keys: _AcceptedKeys
     actor_network: Any
     critic_network: Any
+    clip_value: Tensor | None
+    critic_coeff: Tensor
+    entropy_coeff: Tensor
 
     def __init__(
         self,
@@ -93,27 +102,38 @@ class RSLPPOLoss(PPOLoss):
         normalize_advantage: bool = False,
         functional: bool = False,
     ) -> None:
+        radius = (clip_epsilon if clip_value else None) if isinstance(clip_value, bool) else clip_value
         if clip_epsilon <= 0:
             raise ValueError(f"`clip_epsilon` must be positive, got {clip_epsilon}.")
+        if radius is not None and radius <= 0:
+            raise ValueError(
+                f"`clip_value` must be a positive radius, True ({clip_epsilon}) or False, got {clip_value}."
+            )
+        for name, coeff in (("critic_coeff", critic_coeff), ("entropy_coeff", entropy_coeff)):
+            if not isinstance(coeff, (int, float)) or coeff < 0:
+                raise ValueError(f"`{name}` must be a number of at least 0, got {coeff!r}.")
         for method in ("get_dist", "build_dist_from_params"):
             if not hasattr(actor_network, method):
                 raise TypeError(
                     f"{type(actor_network).__name__} has no `{method}`: the actor must be a stochastic "
                     "policy such as MLPActor or TorchRL's ProbabilisticActor."
                 )
-        radius = (clip_epsilon if clip_value else None) if isinstance(clip_value, bool) else clip_value
         super().__init__(
-            actor_network,
-            critic_network,
+            cast("Any", actor_network),  # typed as the two classes of TorchRL's that it mostly gets
+            cast("Any", critic_network),
             entropy_coeff=entropy_coeff,
-            critic_coeff=critic_coeff,
+            critic_coeff=1.0,
             loss_critic_type="l2",
             normalize_advantage=normalize_advantage,
             clip_value=radius,
             functional=functional,
         )
+        self.critic_coeff.fill_(critic_coeff)  # PPOLoss takes a zero for "no critic"
         self.clip_epsilon = float(clip_epsilon)
         self._announced: set[str] = set()
+        actions = getattr(actor_network, "dist_sample_keys", [])
+        if len(actions) > 1:  # PPOLoss drops all but the first where their log-probabilities are one entry
+            self.set_keys(action=list(actions))
 
     def _set_in_keys(self) -> None:
         keys = self.tensor_keys
@@ -143,20 +163,12 @@ class RSLPPOLoss(PPOLoss):
     def out_keys(self) -> list[NestedKey]:
         """The entries of the TensorDict that `forward` returns."""
         if self._out_keys is None:
-            self._out_keys = [
-                "loss_objective",
-                "loss_critic",
-                "loss_entropy",
-                "kl",
-                "entropy",
-                "clip_fraction",
-                "explained_variance",
-            ]
+            self._out_keys = cast("list[NestedKey]", list(_OUT_KEYS))
         return self._out_keys
 
     @out_keys.setter
     def out_keys(self, values: list[NestedKey]) -> None:
-        self._out_keys = values
+        self._out_keys: list[NestedKey] | None = values
 
     @dispatch
     def forward(self, tensordict: TensorDictBase) -> TensorDict:
@@ -167,15 +179,17 @@ class RSLPPOLoss(PPOLoss):
         """
         keys = self.tensor_keys
         shape = tensordict.batch_size
+        ndim = len(shape)
         advantage = _flat(self._get(tensordict, keys.advantage), keys.advantage, shape)
         value_target = _flat(self._get(tensordict, keys.value_target), keys.value_target, shape)
-        old_log_prob = _flat(self._get(tensordict, keys.sample_log_prob), keys.sample_log_prob, shape)
+        old_log_prob = summed(self._get(tensordict, keys.sample_log_prob), ndim)
+        old_log_prob = _flat(old_log_prob, keys.sample_log_prob, shape)
         if self.normalize_advantage:
             advantage = normalize_advantage(advantage)
 
         dist = self._dist(tensordict)
-        action = self._get(tensordict, keys.action, combine=False)
-        new_log_prob = _flat(log_prob(dist, action), keys.sample_log_prob, shape)
+        action = self._action(tensordict, dist)
+        new_log_prob = _flat(log_prob(dist, action, ndim), keys.sample_log_prob, shape)
         log_ratio = new_log_prob - old_log_prob
         ratio = log_ratio.exp()
         clipped = ratio.clamp(1 - self.clip_epsilon, 1 + self.clip_epsilon)
@@ -183,12 +197,14 @@ class RSLPPOLoss(PPOLoss):
 
         value = _flat(self._value(tensordict), keys.value, shape)
         loss_critic = self._value_loss(tensordict, value, value_target, shape)
-        entropy = self._entropy(dist)
+        entropy = self._entropy(dist, ndim)
         with torch.no_grad():
             kl = self._kl(tensordict, dist, log_ratio)
             clip_fraction = (clipped != ratio).to(ratio.dtype).mean()
             unexplained = (value_target - value).var(correction=0)
-            explained = 1 - unexplained / value_target.var(correction=0)
+            # As in TorchRL's PPOLoss: targets that are all the same would make it NaN.
+            spread = value_target.var(correction=0) + torch.finfo(value_target.dtype).eps
+            explained = 1 - unexplained / spread
         return TensorDict(
             {
                 "loss_objective": loss_objective,
@@ -220,9 +236,27 @@ class RSLPPOLoss(PPOLoss):
             return critic.evaluate(td)
         inputs = td.select(*critic.in_keys, strict=False)
         if not self.functional:
-            return critic(inputs).get(self.tensor_keys.value)
-        with self.critic_network_params.to_module(critic, preserve_module_state=False):
-            return critic(inputs).get(self.tensor_keys.value)
+            value = critic(inputs).get(self.tensor_keys.value, None)
+        else:
+            with self.critic_network_params.to_module(critic, preserve_module_state=False):
+                value = critic(inputs).get(self.tensor_keys.value, None)
+        if value is None:
+            raise KeyError(
+                f"The critic writes {show_all(critic.out_keys)} but the loss reads "
+                f"{show(self.tensor_keys.value)}: call loss.set_keys(value=...)."
+            )
+        return value
+
+    def _action(self, td: TensorDictBase, dist: Distribution) -> Any:
+        key: Any = self.tensor_keys.action
+        action = self._get(td, key)
+        if isinstance(dist, CompositeDistribution):
+            action = td.select(*_as_list(key))
+            for name, head in dist.dists.items():
+                _check_action(head, action.get(name), name)
+        else:
+            _check_action(dist, action, key)
+        return action
 
     # -- the terms -------------------------------------------------------------------------------
 
@@ -236,12 +270,11 @@ class RSLPPOLoss(PPOLoss):
         clipped = old + (value - old).clamp(-radius, radius)
         return torch.max(square, (clipped - target).square()).mean()
 
-    def _entropy(self, dist: Distribution) -> Tensor:
-        entropy = exact_entropy(dist)
-        if entropy is None:
+    def _entropy(self, dist: Distribution, ndim: int) -> Tensor:
+        value, exact = entropy(dist, ndim)
+        if not exact:
             self._announce("entropy", dist, "the estimate −log π(a) of one sample")
-            entropy = sampled_entropy(dist)
-        return entropy.mean()
+        return value.mean()
 
     def _kl(self, td: TensorDictBase, dist: Distribution, log_ratio: Tensor) -> Tensor:
         try:
@@ -254,7 +287,7 @@ class RSLPPOLoss(PPOLoss):
                 "distribution that acted",
             )
             return estimated_kl(log_ratio).mean()
-        kl = exact_kl(old, dist)
+        kl = exact_kl(old, dist, td.ndim)
         if kl is None:
             self._announce("KL", dist, "the estimate mean(r − 1 − log r)")
             kl = estimated_kl(log_ratio)
@@ -271,10 +304,11 @@ class RSLPPOLoss(PPOLoss):
 
     # -- reading a mini-batch --------------------------------------------------------------------
 
-    def _get(self, td: TensorDictBase, key: Any, *, combine: bool = True) -> Any:
-        names = _as_list(key)
-        found = [td.get(name, None) for name in names]
-        for name, value in zip(names, found, strict=True):
+    def _get(self, td: TensorDictBase, key: Any) -> Any:
+        """What stands under ``key``: a tensor; a TensorDict for a list of keys or a group."""
+        value = None
+        for name in _as_list(key):
+            value = td.get(name, None)
             if value is None:
                 hint = (
                     " Run RolloutGAE on the buffer before its mini-batches."
@@ -282,15 +316,24 @@ class RSLPPOLoss(PPOLoss):
                     else " The collection policy must write it (ActorCritic(actor, critic) does)."
                 )
                 raise KeyError(f"RSLPPOLoss needs {show(name)}, which is not in the mini-batch.{hint}")
-            if isinstance(value, Tensor) and value.requires_grad:
+            if value.requires_grad:
                 raise ValueError(f"{show(name)} in the mini-batch requires grad: collect under no_grad.")
-        if not isinstance(key, list):
-            return summed(found[0]) if combine else found[0]
-        return summed(td.select(*key)) if combine else td.select(*key)
+        return td.select(*key) if isinstance(key, list) else value
 
 
 def _as_list(key: Any) -> list[NestedKey]:
     return list(key) if isinstance(key, list) else [key]
+
+
+def _check_action(dist: Distribution, action: Any, key: NestedKey) -> None:
+    """Refuses an action vector of another shape than the distribution's: densities would broadcast."""
+    shape = (*dist.batch_shape, *dist.event_shape)
+    # Without an event shape, what an action looks like is the distribution's own affair (one-hot, index).
+    if dist.event_shape and tuple(action.shape) != shape:
+        raise ValueError(
+            f"{show(key)} has shape {tuple(action.shape)} but the actor's distribution has {shape}: it "
+            "would broadcast. Actions are stored as the policy gave them."
+        )
 
 
 def _flat(value: Tensor, key: Any, shape: torch.Size) -> Tensor:
@@ -299,7 +342,7 @@ def _flat(value: Tensor, key: Any, shape: torch.Size) -> Tensor:
         return value
     if value.shape == (*shape, 1):
         return value.squeeze(-1)
-    name = show(key) if isinstance(key, (str, tuple)) else str(key)
+    name = show_all(_as_list(key))
     raise ValueError(
         f"{name} has shape {tuple(value.shape)} in a mini-batch of batch size {tuple(shape)}, expected "
         f"{tuple(shape)} or {(*shape, 1)}: it would broadcast. A distribution over action vectors must "
