@@ -34,7 +34,7 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def dispatch(method: Method) -> Method:
-    """tensordict 0.14's decorator by the same name, whose types know only its form with arguments."""
+    """The decorator of tensordict 0.14, whose types know only its form with arguments."""
     return cast("Any", _dispatch)(method)
 
 

@@ -90,7 +90,15 @@ class DiagonalGaussian(Distribution):
         return self.loc + noise * self.scale
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Log-density of ``value`` ``[*, A]``, one number per action vector ``[*]``."""
+        """Log-density of ``value`` ``[*, A]``, one number per action vector ``[*]``.
+
+        Raises:
+            ValueError: ``value`` holds vectors of another width, which would broadcast.
+        """
+        if value.shape[-1:] != self.event_shape:
+            raise ValueError(
+                f"Actions of shape {tuple(value.shape)} are no vectors of width {self.event_shape[0]}."
+            )
         square = (value - self.loc).square() / (2 * self.scale.square())
         return -(square + (self.scale.log() + _HALF_LOG_2PI)).sum(-1)
 

@@ -12,7 +12,7 @@ from tensordict.utils import NestedKey
 from torch import Tensor
 
 from torchrl_rslstorage.data import RolloutBuffer
-from torchrl_rslstorage.data.leaves import canonical, dtype_name, show, show_all
+from torchrl_rslstorage.data.leaves import Key, canonical, dtype_name, show, show_all
 from torchrl_rslstorage.objectives.finite import Bootstraps, check_finite
 from torchrl_rslstorage.objectives.returns import (
     bootstrapped_gae_,
@@ -50,7 +50,8 @@ class RolloutGAE:
             those of the raw advantages.
         advantage_key, value_target_key, value_key, reward_key, done_key, terminated_key, truncated_key:
             the entries read and written; the last four stand under ``next``.
-        log_prob_key: checked for NaN and inf together with the advantages, where it is there.
+        log_prob_key: checked for NaN and inf together with observations, rewards and values, where it is
+            there.
 
     Raises:
         ValueError: γ or λ outside [0, 1], an unknown rule; a shape other than ``[T, N, 1]``; values and
@@ -133,7 +134,7 @@ class RolloutGAE:
         storage = buffer.storage
         value = window.get(self.value_key, None)
         if value is None:
-            made = self._evaluate(window.exclude("next").flatten(0, 1))
+            made = self._evaluate(window.exclude("next").reshape(-1))
             value = storage.derived(self.value_key, dtype=made.dtype)
             value.copy_(made.view_as(value))
         after = window.get("next")
@@ -164,8 +165,8 @@ class RolloutGAE:
         advantage.view(-1).index_add_(0, cell, next_value, alpha=self.gamma)
 
         bootstrapped_gae_(advantage, value_target, value, done, gamma=self.gamma, lmbda=self.lmbda)
-        used = counts & ~stands_in
-        self._finish(window, advantage, Bootstraps(t[used], n[used], inputs[used]))
+        bootstraps = Bootstraps(cell, _leaves_under_next(inputs), counts & ~stands_in)
+        self._finish(window, advantage, observation, bootstraps)
         return window
 
     def _evaluate(self, observation: TensorDictBase) -> Tensor:
@@ -226,11 +227,10 @@ class RolloutGAE:
         advantage = (reward - value + self.gamma * bootstrap).contiguous()
         value_target = torch.empty_like(advantage)
         bootstrapped_gae_(advantage, value_target, value, done, gamma=self.gamma, lmbda=self.lmbda)
-        t, n, _ = (counts & ~stands_in).nonzero(as_tuple=True)
-        read = [self.value_key]
-        if self.value_network is not None and after.get(self.value_key, None) is None:
-            read = list(self.value_network.in_keys)
-        self._finish(rows, advantage, Bootstraps(t, n, after.select(*read)[t, n]))
+        cell = torch.arange(done.numel(), device=done.device)
+        used = (counts & ~stands_in).reshape(-1)
+        inputs = _leaves_under_next(self._inputs(after).reshape(-1))
+        self._finish(rows, advantage, after, Bootstraps(cell, inputs, used))
         if time_dim == 1:
             advantage, value_target = advantage.transpose(0, 1), value_target.transpose(0, 1)
         td.set(self.advantage_key, advantage)
@@ -246,21 +246,28 @@ class RolloutGAE:
                 f"There is no {show(self.value_key)} and no value_network to compute it: store the "
                 "values, or pass RolloutGAE(..., value_network=critic)."
             )
-        return self._evaluate(td.flatten(0, 1)).unflatten(0, td.batch_size)
+        return self._evaluate(td.reshape(-1)).view(*td.batch_size, 1)
+
+    def _inputs(self, td: TensorDictBase) -> TensorDictBase:
+        """What `_values` reads: the values themselves where they are stored, else observations."""
+        network = self.value_network
+        if network is None or td.get(self.value_key, None) is not None:
+            return td.select(self.value_key)
+        return td.select(*network.in_keys)
 
     # -- both ------------------------------------------------------------------------------------
 
-    def _finish(self, window: TensorDictBase, advantage: Tensor, bootstraps: Bootstraps) -> None:
-        log_prob = window.get(self.log_prob_key, None)
-        check_finite(
-            window,
-            advantage,
-            log_prob if isinstance(log_prob, Tensor) else None,
-            bootstraps,
-            reward_key=self.reward_key,
-            made_by_critic=(self.value_key,),
-            derived=(self.advantage_key, self.value_target_key),
-        )
+    def _finish(
+        self, window: TensorDictBase, advantage: Tensor, after: TensorDictBase, bootstraps: Bootstraps
+    ) -> None:
+        # What stands both in a row and after it is an observation; policies may write infinities (logits
+        # of masked actions), which are none of our business.
+        made = [canonical(self.log_prob_key), canonical(self.value_key)]
+        critic = () if self.value_network is None else self.value_network.in_keys
+        read = [canonical(key) for key in (*after.keys(True, True), *critic)]
+        names = [key for key in read if key not in made]
+        columns = {key: window.get(key, None) for key in [*names, _under_next(self.reward_key), *made]}
+        check_finite({key: x for key, x in columns.items() if isinstance(x, Tensor)}, bootstraps, advantage)
         if self.normalize:
             normalize_advantage(advantage, out=advantage)
 
@@ -299,6 +306,14 @@ def _no_observation(observation: TensorDictBase) -> Tensor:
         if value.is_floating_point():
             missing |= value.flatten(1).isnan().any(1) if value.ndim > 1 else value.isnan()
     return missing
+
+
+def _under_next(key: NestedKey) -> Key:
+    return canonical(("next", key) if isinstance(key, str) else ("next", *key))
+
+
+def _leaves_under_next(td: TensorDictBase) -> dict[Key, Tensor]:
+    return {_under_next(key): value for key, value in td.items(True, True)}
 
 
 def _required(td: TensorDictBase, key: NestedKey) -> Any:

@@ -25,7 +25,6 @@ from torchrl_rslstorage.objectives.divergence import (
 )
 from torchrl_rslstorage.objectives.returns import normalize_advantage
 
-
 _OUT_KEYS = (
     "loss_objective",
     "loss_critic",
