@@ -64,7 +64,7 @@ def make_actor(in_features: int = 3, action_dim: int = 2, seed: int = 1, **optio
 
 
 def make_rollout(plan: Sizes, dtype: torch.dtype = torch.float64) -> TensorDict:
-    """``[T, N]`` with a full ``next``; the next observation is the next row, or a final one after ``done``."""
+    """``[T, N]`` with a full ``next``: the next observation is the next row or, after ``done``, a final one."""
     T, N = plan.num_steps, plan.num_envs
     rng = torch.Generator().manual_seed(plan.seed)
 
@@ -132,7 +132,7 @@ def end_of_trajectory(done: Tensor, t: int, n: int) -> int:
 
 
 def returns_by_definition(rollout: TensorDictBase, next_value: Tensor, *, gamma: float) -> Tensor:
-    """Monte-Carlo: ``Σ_k γ^(k−t) r_k``, plus the discounted value of what follows an end that is no terminal."""
+    """Monte-Carlo: ``Σ_k γ^(k−t) r_k``, plus the discounted value of what follows unless it terminated."""
     reward, done, terminated = (rollout["next", name] for name in ("reward", "done", "terminated"))
     out = torch.zeros_like(reward)
     for t, n in torch.cartesian_prod(*(torch.arange(size) for size in rollout.batch_size)).tolist():

@@ -533,7 +533,7 @@ def test_missing_values_without_a_critic_are_named():
 
 
 def test_a_reward_key_that_rows_do_not_have_is_named():
-    with pytest.raises(KeyError, match="reads 'income', which is not there. It found .*'reward'"):
+    with pytest.raises(KeyError, match=r"reads 'income', which is not there. It found .*'reward'"):
         RolloutGAE(value_network=CRITIC, reward_key="income")(
             in_buffer(with_values(make_rollout(QUIET), CRITIC))
         )
@@ -576,9 +576,9 @@ class NewMemory(TorchDispatchMode):
         before = {x.untyped_storage().data_ptr() for x in (*args, *kwargs.values()) if torch.is_tensor(x)}
         out = func(*args, **kwargs)
         for x in out if isinstance(out, (tuple, list)) else (out,):
-            if torch.is_tensor(x) and x.numel() >= self.limit:
-                if x.untyped_storage().data_ptr() not in before:
-                    self.found.append(str(func))
+            large = torch.is_tensor(x) and x.numel() >= self.limit
+            if large and x.untyped_storage().data_ptr() not in before:
+                self.found.append(str(func))
         return out
 
 

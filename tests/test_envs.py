@@ -262,6 +262,15 @@ def test_the_pendulum_neither_reads_nor_moves_torchs_global_generator():
     assert torch.equal(torch.get_rng_state(), before)
 
 
+def test_an_action_with_a_graph_leaves_none_in_the_state():
+    env = PendulumEnv(3, seed=0)
+    action = torch.zeros(3, 1, requires_grad=True)
+    stepped, root = env.step_and_maybe_reset(env.reset().set("action", action))
+    assert not env.state.theta_dot.requires_grad, "the graph would grow by every step"
+    assert not stepped["next", "reward"].requires_grad and not root["observation"].requires_grad
+    assert stepped["action"].requires_grad, "the policy's own action stays as it came"
+
+
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_the_lean_step_never_waits_for_the_device():
@@ -439,12 +448,10 @@ def test_a_task_gives_what_a_raw_vector_env_gives(task, kwargs, ends):
     steps = rolled(GymnasiumEnv(task, 3, seed=11, **kwargs), 80)
     raw = raw_vector_env(task, 3, **kwargs)
     obs, _ = raw.reset(seed=11)
-    space, ended = raw.single_action_space, 0
+    ended = 0
     for root, stepped, after in steps:
         np.testing.assert_array_equal(root["observation"].numpy(), obs.astype(np.float32))
         action = stepped["action"].numpy()
-        if isinstance(space, spaces.Box):
-            action = np.clip(action, space.low, space.high)
         obs, reward, terminated, truncated, infos = raw.step(action)
         final = obs.copy()
         for i in np.flatnonzero(terminated | truncated):
@@ -504,13 +511,14 @@ def test_the_final_observation_is_true_for_a_task_that_writes_into_one_array():
 
 
 @needs_gymnasium
-def test_actions_are_clipped_to_the_box_before_the_task_sees_them():
-    env = GymnasiumEnv("rslstorage-test/OneArray-v0", 1)
+@pytest.mark.parametrize(("clip", "expected"), [(True, [-1.0, 0.5, 1.0]), (False, [-5.0, 0.5, 5.0])])
+def test_a_task_sees_the_actions_clipped_to_its_box_only_if_asked_for(clip, expected):
+    env = GymnasiumEnv("rslstorage-test/OneArray-v0", 1, clip_actions=clip)
     action = torch.tensor([[-5.0, 0.5, 5.0]])
     stepped, _ = env.step_and_maybe_reset(env.reset().set("action", action))
     (taken,) = env.vector_env.get_attr("taken")
     assert taken.dtype == np.float32
-    assert taken.tolist() == [-1.0, 0.5, 1.0]
+    assert taken.tolist() == expected
     assert torch.equal(stepped["action"], torch.tensor([[-5.0, 0.5, 5.0]])), "the policy's own stays"
 
 

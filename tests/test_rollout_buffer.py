@@ -185,7 +185,8 @@ def save_and_load(buffer: RolloutBuffer, other: RolloutBuffer, how: str, folder)
     if how == "state_dict":
         other.load_state_dict(buffer.state_dict())
     else:
-        buffer.dumps(folder / "new" / "buffer")
+        for _ in range(2):  # into a folder that is not there yet, and over an older state
+            buffer.dumps(folder / "new" / "buffer")
         other.loads(folder / "new" / "buffer")
 
 

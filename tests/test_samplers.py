@@ -362,7 +362,8 @@ def save_and_load(sampler, other, how, folder):
     if how == "state_dict":
         other.load_state_dict(sampler.state_dict())
     else:
-        sampler.dumps(folder / "new" / "sampler")
+        for _ in range(2):  # into a folder that is not there yet, and over an older state
+            sampler.dumps(folder / "new" / "sampler")
         other.loads(folder / "new" / "sampler")
 
 

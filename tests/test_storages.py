@@ -302,7 +302,8 @@ def save_and_load(storage, other, how, folder):
     if how == "state_dict":
         other.load_state_dict(storage.state_dict())
     else:
-        storage.dumps(folder / "new" / "storage")
+        for _ in range(2):  # into a folder that is not there yet, and over an older state
+            storage.dumps(folder / "new" / "storage")
         other.loads(folder / "new" / "storage")
 
 

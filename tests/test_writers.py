@@ -115,6 +115,10 @@ BLOCKS = {
     "lazy [T', N]": lambda rows: (LazyStackedTensorDict.lazy_stack(rows, 0), 0),
     "[N, T'] by default": lambda rows: (torch.stack(rows, 1), None),
     "named [N, T']": lambda rows: (torch.stack(rows, 1).refine_names(..., "time"), 1),
+    "lazy over environments": lambda rows: (
+        LazyStackedTensorDict.lazy_stack(list(torch.stack(rows, 1).unbind(0)), 0),
+        1,
+    ),
     "transposed": lambda rows: (torch.stack(rows, 0).transpose(0, 1), 1),
 }
 
@@ -553,7 +557,8 @@ def test_a_loaded_writer_stands_where_the_saved_one_stood(how, tmp_path):
     if how == "state_dict":
         loaded.load_state_dict(saved.state_dict())
     else:
-        saved.dumps(tmp_path / "new" / "writer")
+        for _ in range(2):  # into a folder that is not there yet, and over an older state
+            saved.dumps(tmp_path / "new" / "writer")
         loaded.loads(tmp_path / "new" / "writer")
     assert (loaded.num_rows, loaded.write_count) == (3, 9)
 

@@ -154,9 +154,7 @@ class RolloutBuffer(ReplayBufferBase):
         """
         if self._has_transform():
             data = self._transform.inv(data)
-        row = self._writer.add(_batched(data, self.num_envs))
-        self._interrupt()
-        return row
+        return self._writer.add(_batched(data, self.num_envs))
 
     def extend(  # pyright: ignore[reportIncompatibleMethodOverride] - TorchRL types data as a Sequence
         self,
@@ -198,7 +196,6 @@ class RolloutBuffer(ReplayBufferBase):
                 f"The data's dimension {names.index('time')} is named 'time', but time_dim={time_dim}."
             )
         rows = self._writer.extend(data.transpose(0, 1) if time_dim else data)
-        self._interrupt()
         return torch.arange(rows.start, rows.stop)
 
     def empty(self, empty_write_count: bool = False) -> None:
@@ -208,10 +205,6 @@ class RolloutBuffer(ReplayBufferBase):
             empty_write_count: also set ``write_count``, the transitions of all windows, back to zero.
         """
         self._empty_parts(empty_write_count)
-
-    def _interrupt(self) -> None:
-        # A running update reads a copy of the window before this write.
-        self._sampler._empty()
 
     # -- reading ---------------------------------------------------------------------------------
 

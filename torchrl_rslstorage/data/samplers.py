@@ -81,7 +81,7 @@ class RolloutSampler(SamplerBase):
 
         Raises:
             RuntimeError: the window is not full; or, while iterating, another update was begun or the
-                buffer was emptied, so that the memory of this one holds something else.
+                buffer was emptied or loaded, so that the memory of this one holds something else.
         """
         self._start(storage)
         mine, position = self._update, self._position
@@ -93,7 +93,7 @@ class RolloutSampler(SamplerBase):
             if self._update != mine:
                 raise RuntimeError(
                     "This update was cut off: another one was begun on the same buffer, or the buffer was "
-                    "emptied or written to. Finish one iteration before starting the next."
+                    "emptied or loaded. Finish one iteration before starting the next."
                 )
             position = self._position
 

@@ -184,7 +184,7 @@ class RolloutTensorStorage(Columns):
 
     def write_root(self, t: int, row: Mapping[Key, Tensor]) -> None:
         """Copies the first half of row ``t``: what stood before ``env.step``, leaves ``[N, *]``."""
-        if self._root is None or self._next is None:  # a refused first row leaves no layout behind
+        if self._root is None or (t == 0 and self._next is None):  # a refused first row leaves no layout
             self._make_root(row)
         assert self._root is not None
         self._root.copy_row(t, row)

@@ -18,6 +18,7 @@ def make_env(
     device: torch.device | str = "cpu",
     seed: int | None = None,
     train: bool = True,
+    clip_actions: bool = False,
 ) -> BatchedEnv:
     """A batch of ``num_envs`` environments of ``task``.
 
@@ -31,6 +32,7 @@ def make_env(
         seed: of the environments; None draws one.
         train: spread the pendulums' first episodes over all phases. False, for evaluation, starts
             every episode at step 0. Gymnasium tasks always do.
+        clip_actions: clip actions to a Gymnasium task's bounds (the pendulum clips its own).
 
     Raises:
         ImportError: gymnasium is missing, or what the task needs.
@@ -38,4 +40,4 @@ def make_env(
     """
     if task == "pendulum":
         return PendulumEnv(num_envs, init_at_random_ep_len=train, device=device, seed=seed)
-    return GymnasiumEnv(task, num_envs, device=device, seed=seed)
+    return GymnasiumEnv(task, num_envs, device=device, seed=seed, clip_actions=clip_actions)

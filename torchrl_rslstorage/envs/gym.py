@@ -46,7 +46,7 @@ class GymnasiumEnv(BatchedEnv):
     | key | shape | |
     |---|---|---|
     | `observation`; for a `Dict` space one key per entry, nested as it is | `[N, *]` | no float64 |
-    | `action` | `[N, *]` float32, or `[N]` int64 for `Discrete` | a `Box` clips it to its bounds |
+    | `action` | `[N, *]` float32, or `[N]` int64 for `Discrete` | passed on as it is, unless `clip_actions` |
     | `reward` | `[N, 1]` float32 | |
     | `done`, `terminated`, `truncated` | `[N, 1]` bool | |
 
@@ -60,6 +60,8 @@ class GymnasiumEnv(BatchedEnv):
         num_envs: N.
         device: where every tensor is handed out; the tasks themselves run on the CPU.
         seed: environment i of the first reset gets ``seed + i``; None leaves it to Gymnasium.
+        clip_actions: clip a `Box`'s actions to its bounds before the task sees them. Off, as with RSL-RL:
+            tasks clip what they must, and one that prices large actions (MuJoCo's control cost) sees them.
         **make_kwargs: for ``gymnasium.make``, such as ``max_episode_steps``.
 
     Raises:
@@ -77,9 +79,11 @@ class GymnasiumEnv(BatchedEnv):
         *,
         device: torch.device | str = "cpu",
         seed: int | None = None,
+        clip_actions: bool = False,
         **make_kwargs: Any,
     ) -> None:
         super().__init__(num_envs, device=device)
+        self.clip_actions = clip_actions
         self.task = task
         self.vector_env = _make_vector_env(task, num_envs, make_kwargs)
         self.is_closed = False
@@ -170,7 +174,9 @@ class GymnasiumEnv(BatchedEnv):
             if action.is_floating_point():
                 raise ValueError(f"`action` is {action.dtype}, but {self.task!r} takes integers: {space}.")
             return array + space.start
-        return np.clip(array, space.low, space.high).astype(space.dtype, copy=False)
+        if self.clip_actions:
+            array = np.clip(array, space.low, space.high)
+        return array.astype(space.dtype, copy=False)
 
     def _tensors(
         self, arrays: Any, finals: np.ndarray | None = None, rows: np.ndarray | None = None

@@ -145,7 +145,7 @@ class RolloutGAE:
         advantage = storage.derived(self.advantage_key, dtype=value.dtype)
         value_target = storage.derived(self.value_target_key, dtype=value.dtype)
 
-        torch.sub(reward, value, out=advantage)
+        advantage.copy_(reward)
         t, n, observation = buffer.final_observations
         cell = t * buffer.num_envs + n
         next_value = self._evaluate(observation).view(-1)
@@ -155,16 +155,15 @@ class RolloutGAE:
         stands_in = _no_observation(inputs) & done.view(-1)[cell]
         next_value = torch.where(stands_in, value.view(-1)[cell], next_value)
         if self.time_out == "rsl_rl":
-            value_target.copy_(truncated)
-            advantage.addcmul_(value, value_target, value=self.gamma)
+            advantage.add_(value_target.copy_(truncated).mul_(value).mul_(self.gamma))
             counts = ~done.view(-1)[cell]
         else:
             counts = ~terminated.view(-1)[cell]
             self._announce(stands_in & counts)
         next_value = torch.where(counts, next_value, torch.zeros_like(next_value))
-        advantage.view(-1).index_add_(0, cell, next_value, alpha=self.gamma)
+        advantage.view(-1).index_add_(0, cell, next_value.mul_(self.gamma))
 
-        bootstrapped_gae_(advantage, value_target, value, done, gamma=self.gamma, lmbda=self.lmbda)
+        self._recurse(advantage, value_target, value, done)
         bootstraps = Bootstraps(cell, _leaves_under_next(inputs), counts & ~stands_in)
         self._finish(window, advantage, observation, bootstraps)
         return window
@@ -224,9 +223,9 @@ class RolloutGAE:
             bootstrap += value * truncated
         else:
             self._announce(stands_in)
-        advantage = (reward - value + self.gamma * bootstrap).contiguous()
+        advantage = (reward + self.gamma * bootstrap).contiguous()
         value_target = torch.empty_like(advantage)
-        bootstrapped_gae_(advantage, value_target, value, done, gamma=self.gamma, lmbda=self.lmbda)
+        self._recurse(advantage, value_target, value, done)
         cell = torch.arange(done.numel(), device=done.device)
         used = (counts & ~stands_in).reshape(-1)
         inputs = _leaves_under_next(self._inputs(after).reshape(-1))
@@ -256,6 +255,11 @@ class RolloutGAE:
         return td.select(*network.in_keys)
 
     # -- both ------------------------------------------------------------------------------------
+
+    def _recurse(self, advantage: Tensor, value_target: Tensor, value: Tensor, done: Tensor) -> None:
+        bootstrapped_gae_(advantage, value_target, value, done, gamma=self.gamma, lmbda=self.lmbda)
+        if self.time_out == "rsl_rl":  # to the letter, which rounds once more
+            torch.sub(value_target, value, out=advantage)
 
     def _finish(
         self, window: TensorDictBase, advantage: Tensor, after: TensorDictBase, bootstraps: Bootstraps

@@ -20,33 +20,38 @@ def bootstrapped_gae_(
     gamma: float,
     lmbda: float,
 ) -> None:
-    """Turns ``r_t + bootstrap_t − V(s_t)`` into advantages and value targets, in place.
+    """Turns ``r_t + bootstrap_t`` into advantages and value targets, in place.
 
-        A_t = (r_t + bootstrap_t − V(s_t)) + γ·(1 − done_t)·(V(s_{t+1}) + λ·A_{t+1}),   t < T − 1
-        A_t = (r_t + bootstrap_t − V(s_t)),                                              t = T − 1
+        δ_t = (r_t + bootstrap_t) + γ·(1 − done_t)·V(s_{t+1}) − V(s_t),   V(s_T) = 0
+        A_t = δ_t + γλ·(1 − done_t)·A_{t+1},                              A_T = 0
         target_t = A_t + V(s_t)
 
     ``bootstrap_t`` is γ·V of whatever follows a step whose next row belongs to another episode: a
-    truncated step, or the window's last row. With it folded into the first term, one recursion serves
-    every rule for time-outs. Schulman et al. 2016, arXiv:1506.02438, eq. 16.
+    truncated step, or the window's last row. With it folded into the reward, one recursion serves every
+    rule for time-outs. Schulman et al. 2016, arXiv:1506.02438, eq. 16.
+
+    Products and sums are rounded in RSL-RL's order (rsl_rl 5.5.1, algorithms/ppo.py, ``compute_returns``).
+    Adam divides by the size of a gradient, so that where one is almost zero the last bit of an advantage
+    decides about 1e-5 of a weight.
 
     Args:
-        advantage: ``[T, N, 1]``, holds the first term; overwritten with A.
+        advantage: ``[T, N, 1]``, holds the reward and the bootstrap; overwritten with A.
         value_target: ``[T, N, 1]``, overwritten.
         value: V(s_t), ``[T, N, 1]``.
         done: ``[T, N, 1]`` bool.
         gamma: discount.
         lmbda: trace decay.
     """
-    # value_target doubles as the float mask, so that nothing of the window's size is allocated.
-    torch.logical_not(done, out=value_target)
-    ahead = torch.empty_like(advantage[0])
-    rows = advantage.unbind(0)
-    values = value.unbind(0)
-    alive = value_target.unbind(0)
+    # value_target doubles as scratch, so that nothing of the window's size is allocated.
+    scratch = value_target
+    torch.logical_not(done, out=scratch).mul_(gamma)
+    scratch[:-1].mul_(value[1:])
+    advantage[:-1].add_(scratch[:-1])
+    advantage.sub_(value)
+    torch.logical_not(done, out=scratch).mul_(gamma).mul_(lmbda)
+    rows, decays = advantage.unbind(0), scratch.unbind(0)
     for t in range(len(rows) - 2, -1, -1):
-        torch.add(values[t + 1], rows[t + 1], alpha=lmbda, out=ahead)
-        rows[t].addcmul_(ahead, alive[t], value=gamma)
+        rows[t].add_(decays[t].mul_(rows[t + 1]))
     torch.add(advantage, value, out=value_target)
 
 
@@ -73,7 +78,7 @@ def normalize_advantage(
     """
     if advantage.numel() == 1:
         return torch.zeros_like(advantage) if out is None else out.zero_()
-    std, mean = torch.std_mean(advantage)
+    mean, std = advantage.mean(), advantage.std()
     if out is None:
         return (advantage - mean) / (std + eps)
     return torch.sub(advantage, mean, out=out).div_(std + eps)

@@ -95,7 +95,8 @@ def evaluate_run(
     width = min(num_episodes, num_envs or options.num_envs)
     each = -(-num_episodes // width)
     torch.manual_seed(seed)
-    env = make_env(options.task, width, device=options.device, seed=seed, train=False)
+    clip = options.clip_actions
+    env = make_env(options.task, width, device=options.device, seed=seed, train=False, clip_actions=clip)
     actor, _ = _networks(options, env)
     load_checkpoint(checkpoint, {"actor": actor})
     actor.eval()
@@ -200,7 +201,13 @@ def _make_env(options: TrainOptions) -> EnvBase:
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
         raise ValueError(f"There is no device {options.device!r} here: {reason}") from error
-    return make_env(options.task, options.num_envs, device=device, seed=options.seed)
+    return make_env(
+        options.task,
+        options.num_envs,
+        device=device,
+        seed=options.seed,
+        clip_actions=options.clip_actions,
+    )
 
 
 class _Progress:
