@@ -16,6 +16,7 @@ from torchrl.envs import EnvBase
 from torchrl.modules import MLP
 
 from torchrl_rslstorage._compat import ModuleBase
+from torchrl_rslstorage.data.leaves import show
 from torchrl_rslstorage.modules.distributions import DiagonalGaussian
 from torchrl_rslstorage.modules.observations import (
     ObservationModule,
@@ -161,7 +162,11 @@ class MLPActor(ObservationModule):
         Raises:
             KeyError: they are not there.
         """
-        return DiagonalGaussian(tensordict.get(self._keys[0]), tensordict.get(self._keys[1]))
+        parameters = [tensordict.get(key, None) for key in self._keys[:2]]
+        for key, parameter in zip(self._keys, parameters, strict=False):
+            if parameter is None:
+                raise KeyError(f"{show(key)} of the distribution that acted is not there.")
+        return DiagonalGaussian(*parameters)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Acts: writes mean, std, action and log-probability."""

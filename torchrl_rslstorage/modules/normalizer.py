@@ -53,9 +53,11 @@ class EmpiricalNormalizer(nn.Module):
         """Takes in a batch ``[M, F]``; does nothing in eval mode."""
         if not self.training or len(x) == 0:
             return
-        var, mean = torch.var_mean(x, dim=0, correction=0)
-        self.count += len(x)
-        rate = len(x) / self.count
+        # Not var_mean, and no division of a Python number by a tensor: those round otherwise than RSL-RL.
+        mean, var = x.mean(dim=0), x.var(dim=0, correction=0)
+        added = torch.full_like(self.count, len(x))
+        self.count += added
+        rate = added / self.count
         shift = mean - self.mean
         self.mean += rate * shift
         self.var += rate * (var - self.var + shift * (mean - self.mean))
