@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -72,6 +73,11 @@ class DiagonalGaussian(Distribution):
         """Standard deviation, expanded to ``[*, A]``."""
         return self.scale.expand_as(self.loc)
 
+    @cached_property
+    def log_scale(self) -> Tensor:
+        """Logarithm of ``scale``, in its own shape."""
+        return self.scale.log()
+
     @property
     def variance(self) -> Tensor:
         """Variance ``[*, A]``."""
@@ -99,12 +105,12 @@ class DiagonalGaussian(Distribution):
             raise ValueError(
                 f"Actions of shape {tuple(value.shape)} are no vectors of width {self.event_shape[0]}."
             )
-        square = (value - self.loc).square() / (2 * self.scale.square())
-        return -(square + (self.scale.log() + _HALF_LOG_2PI)).sum(-1)
+        square = ((value - self.loc) / self.scale).square().sum(-1)
+        return -0.5 * square - (self.log_scale + _HALF_LOG_2PI).sum(-1)
 
     def entropy(self) -> Tensor:
         """Entropy ``[*]``."""
-        entropy = (self.scale.log() + (0.5 + _HALF_LOG_2PI)).sum(-1)
+        entropy = (self.log_scale + (0.5 + _HALF_LOG_2PI)).sum(-1)
         return entropy.expand(self.batch_shape)
 
     def expand(
