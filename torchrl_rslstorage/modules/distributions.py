@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -40,6 +39,7 @@ class DiagonalGaussian(Distribution):
     def __init__(self, loc: Tensor, scale: Tensor, validate_args: bool | None = None) -> None:
         self.loc = loc
         self.scale = scale
+        self._log_scale: Tensor | None = None
         super().__init__(loc.shape[:-1], loc.shape[-1:], validate_args=False)
 
     @property
@@ -73,10 +73,13 @@ class DiagonalGaussian(Distribution):
         """Standard deviation, expanded to ``[*, A]``."""
         return self.scale.expand_as(self.loc)
 
-    @cached_property
+    @property
     def log_scale(self) -> Tensor:
-        """Logarithm of ``scale``, in its own shape."""
-        return self.scale.log()
+        """Logarithm of ``scale``, in its own shape; taken once."""
+        # Not functools.cached_property: until Python 3.12 it holds a lock, which torch.compile cannot trace.
+        if self._log_scale is None:
+            self._log_scale = self.scale.log()
+        return self._log_scale
 
     @property
     def variance(self) -> Tensor:

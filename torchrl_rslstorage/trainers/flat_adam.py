@@ -15,6 +15,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.adam import adam
+
+_OPTIONS: dict[str, Any] = {
+    "beta1": 0.9,
+    "beta2": 0.999,
+    "weight_decay": 0.0,
+    "eps": 1e-8,
+    "maximize": False,
+}
+"""``torch.optim.Adam``'s defaults, which are RSL-RL's."""
 
 
 class FlatAdam:
@@ -55,20 +65,20 @@ class FlatAdam:
         order = self._contiguous(learned)
         sizes = [p.numel() for p in order]
         edges = [0, *torch.tensor(sizes).cumsum(0).tolist()]
-        self._flat = nn.Parameter(torch.cat([p.detach().reshape(-1) for p in order]))
+        self._flat = torch.cat([p.detach().reshape(-1) for p in order])
         self._gradient = torch.zeros_like(self._flat)
-        self._flat.grad = self._gradient
         self._spans = {p: slice(start, stop) for p, start, stop in zip(order, edges, edges[1:], strict=False)}
         self._gradients: list[tuple[nn.Parameter, Tensor]] = []
         for p, span in self._spans.items():
-            p.data = self._flat.detach()[span].view(p.shape)
+            p.data = self._flat[span].view(p.shape)
             self._gradients.append((p, self._gradient[span].view(p.shape)))
-        self._norms = [
-            self._gradient[min(self._spans[p].start for p in network) : max(self._spans[p].stop for p in network)]
-            for network in learned
-            if network
-        ]
-        self._adam = torch.optim.Adam([self._flat], lr=lr, fused=True)
+        runs = [[self._spans[p] for p in network] for network in learned if network]
+        self._runs = [slice(min(s.start for s in run), max(s.stop for s in run)) for run in runs]
+        self._norms = [self._gradient[run] for run in self._runs]
+        self._lr = lr
+        self._mean = torch.zeros_like(self._gradient)
+        self._square = torch.zeros_like(self._gradient)
+        self._steps = torch.zeros((), dtype=torch.float32, device=lr.device)
 
     @staticmethod
     def _contiguous(networks: Sequence[Sequence[nn.Parameter]]) -> list[nn.Parameter]:
@@ -90,8 +100,11 @@ class FlatAdam:
         for p, gradient in self._gradients:
             if p.grad is not gradient:
                 p.grad = gradient
-        first = self._gradients[0][0]
-        if first.data_ptr() != self._flat.data_ptr():
+        self.check_in_place()
+
+    def check_in_place(self) -> None:
+        """Raises a RuntimeError if the networks' parameters are no longer views of the buffer."""
+        if self._gradients[0][0].data_ptr() != self._flat.data_ptr():
             raise RuntimeError(
                 "A network's parameters were replaced after its optimiser was made (by .to(), .double(), …): "
                 "move networks first, then build the stepper or trainer."
@@ -106,28 +119,67 @@ class FlatAdam:
             norm = torch.linalg.vector_norm(gradient)
             gradient.mul_((max_norm / (norm + 1e-6)).clamp_(max=1.0))
 
+    @torch.no_grad()
     def step(self) -> None:
         """Takes one step."""
-        self._adam.step()
+        adam(
+            [self._flat],
+            [self._gradient],
+            [self._mean],
+            [self._square],
+            [],
+            [self._steps],
+            fused=True,
+            amsgrad=False,
+            lr=self._lr,
+            **_OPTIONS,
+        )
+
+    # -- the same as one traceable function ------------------------------------------------------
 
     @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        """The options of the one parameter group."""
-        return self._adam.param_groups
+    def state(self) -> list[Tensor]:
+        """Every tensor that a step changes."""
+        return [self._flat, self._mean, self._square, self._steps, self._lr]
+
+    def views(self, flat: Tensor) -> dict[nn.Parameter, Tensor]:
+        """Each parameter's part of ``flat``, in its shape."""
+        parts = flat.split([span.stop - span.start for span in self._spans.values()])
+        return {p: part.view(p.shape) for p, part in zip(self._spans, parts, strict=True)}
+
+    def clip_and_step_(self, gradient: Tensor, max_norm: float) -> None:
+        """What `clip_grad_norm_` and `step` do, on a flat gradient; equal up to rounding.
+
+            m ← β₁·m + (1 − β₁)·g,  v ← β₂·v + (1 − β₂)·g²
+            p ← p − lr / (1 − β₁ᵗ) · m / (√v / √(1 − β₂ᵗ) + ε)
+
+        Kingma & Ba 2015, arXiv:1412.6980, algorithm 1.
+        """
+        for run in self._runs:
+            norm = torch.linalg.vector_norm(gradient[run])
+            gradient[run] *= (max_norm / (norm + 1e-6)).clamp(max=1.0)
+        beta1, beta2 = _OPTIONS["beta1"], _OPTIONS["beta2"]
+        self._steps.add_(1)
+        self._mean.lerp_(gradient, 1 - beta1)
+        self._square.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+        size = (self._lr / (1 - beta1**self._steps)).to(gradient.dtype)
+        root = self._square.sqrt() / (1 - beta2**self._steps).sqrt().to(gradient.dtype)
+        self._flat.sub_(size * self._mean / (root + _OPTIONS["eps"]))
+
+    # -- saving ----------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """What ``torch.optim.Adam`` over the same parameters would give."""
-        group = {name: value for name, value in self.param_groups[0].items() if name != "params"}
-        group["params"] = list(range(len(self.parameters)))
-        flat = self._adam.state.get(self._flat, {})
+        moments = {"exp_avg": self._mean, "exp_avg_sq": self._square}
         state = {
             number: {
-                name: value.clone() if value.ndim == 0 else value[self._spans[p]].view(p.shape).clone()
-                for name, value in flat.items()
+                "step": self._steps.clone(),
+                **{name: flat[self._spans[p]].view(p.shape).clone() for name, flat in moments.items()},
             }
             for number, p in enumerate(self.parameters)
         }
-        return {"state": state if flat else {}, "param_groups": [group]}
+        template = torch.optim.Adam(self.parameters, lr=self._lr, fused=True).state_dict()
+        return {"state": state, "param_groups": template["param_groups"]}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Takes back what `state_dict`, or an Adam over the same parameters, gave.
@@ -137,17 +189,14 @@ class FlatAdam:
         """
         state = state_dict["state"]
         shapes = [tuple(state[number]["exp_avg"].shape) for number in sorted(state)]
-        if shapes and shapes != [tuple(p.shape) for p in self.parameters]:
-            raise ValueError(f"The saved optimiser has parameters of other shapes: {shapes}.")
-        lr = self.param_groups[0]["lr"]
-        saved = {**state_dict["param_groups"][0], "params": [0]}
-        flat: dict[str, Tensor] = {}
-        for number, p in enumerate(self.parameters):
-            for name, value in state.get(number, {}).items():
-                if value.ndim == 0:
-                    flat[name] = value
-                else:
-                    flat.setdefault(name, torch.empty_like(self._flat))[self._spans[p]] = value.reshape(-1)
-        self._adam.load_state_dict({"state": {0: flat} if flat else {}, "param_groups": [saved]})
-        # Loading puts a copy of the saved learning rate into the group.
-        self.param_groups[0]["lr"] = lr.copy_(torch.as_tensor(saved["lr"]))
+        mine = [tuple(p.shape) for p in self.parameters]
+        if shapes and shapes != mine:
+            raise ValueError(f"The saved optimiser has parameters of shapes {shapes}, these are {mine}.")
+        for flat in (self._mean, self._square, self._steps):
+            flat.zero_()
+        for number, p in enumerate(self.parameters[: len(shapes)]):
+            span, saved = self._spans[p], state[number]
+            self._mean[span] = saved["exp_avg"].reshape(-1)
+            self._square[span] = saved["exp_avg_sq"].reshape(-1)
+            self._steps.copy_(saved["step"])
+        self._lr.copy_(torch.as_tensor(state_dict["param_groups"][0]["lr"]))
