@@ -361,7 +361,7 @@ def faulty(key, t: int, n: int, bad: float) -> TensorDict:
 )
 def test_nan_and_inf_are_refused_by_key_step_and_environment(key, t, bad, as_buffer):
     rollout = faulty(key, t, 1, bad)
-    gae = RolloutGAE(0.9, 0.8, make_critic(("observation", "privileged"), 5))
+    gae = RolloutGAE(0.9, 0.8, make_critic(("observation", "privileged"), 5), check_observations=True)
     with pytest.raises(ValueError, match="are not finite") as error:
         gae(in_buffer(rollout)) if as_buffer else gae(rollout, time_dim=0)
     name = f"'{key}'" if isinstance(key, str) else repr(key)

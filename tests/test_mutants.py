@@ -225,9 +225,10 @@ def final_observations_survive_empty(patch):
 
 def derived_columns_survive_empty(patch):
     def empty(self):
-        derived, self._derived = self._derived, {}
+        derived = {name: self._derived[name] for name in self._attached}
         original["storage_empty"](self)
-        self._derived = derived
+        for name, column in derived.items():
+            self.columns.set(name, column)
 
     patch.setattr(RolloutTensorStorage, "_empty", empty)
 

@@ -174,7 +174,7 @@ def _jointly(cls: type) -> Any:
 
     def init(self, *args, **options):
         original(self, *args, **options)
-        self._networks = [[parameter for network in self._networks for parameter in network]]
+        self.optimizer._norms = [self.optimizer._gradient]
 
     return init
 

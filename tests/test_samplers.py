@@ -48,9 +48,9 @@ def test_the_cover_does_not_depend_on_the_window_being_small():
 
 
 def test_reshuffle_draws_another_permutation_for_each_epoch():
-    buffer = filled(PLAN, sampler=MiniBatchSampler(1, 4, reshuffle=True))
-    orders = cells_of_update(buffer)
-    assert len({tuple(order) for order in orders}) == 4
+    buffer = filled(PLAN, sampler=MiniBatchSampler(2, 4, reshuffle=True))
+    halves = cells_of_update(buffer)[::2]
+    assert len({tuple(half) for half in halves}) == 4
 
 
 def test_without_reshuffle_epochs_share_the_very_mini_batches():

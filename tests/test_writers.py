@@ -543,9 +543,8 @@ def test_an_unknown_time_dim_and_priorities_are_refused():
 
 
 def test_a_storage_of_another_kind_is_refused_by_name():
-    buffer = ReplayBuffer(storage=LazyTensorStorage(12, ndim=2), writer=RolloutWriter(), batch_size=2)
     with pytest.raises(TypeError, match="not into LazyTensorStorage"):
-        buffer.extend(torch.stack(PLAN.rows(), 1))
+        ReplayBuffer(storage=LazyTensorStorage(12, ndim=2), writer=RolloutWriter(), batch_size=2)
 
 
 # -- saving ------------------------------------------------------------------------------------

@@ -98,6 +98,9 @@ class FinalObservationTable:
         if not self._chunks:
             none = torch.zeros(0, dtype=torch.int64, device=self._device)
             return FinalObservations(none, none, TensorDict({}, [0], device=self._device))
+        if len(self._chunks) == 1:
+            t, n, flat = self._chunks[0]
+            return FinalObservations(t, n, TensorDict(nest(flat), [len(t)], device=self._device))
         rows, envs, cells = zip(*self._chunks, strict=True)
         flat = {key: torch.cat([cell[key] for cell in cells]) for key in cells[0]}
         t = torch.cat(rows)

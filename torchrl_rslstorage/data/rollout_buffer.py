@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -229,15 +229,12 @@ class RolloutBuffer(ReplayBufferBase):
         batch = self._transformed(self._sampler.next(self._storage))
         return (batch, {}) if return_info else batch
 
-    def __iter__(self) -> Generator[TensorDictBase, None, None]:
+    def __iter__(self) -> Iterator[TensorDictBase]:
         """One fresh, whole update, also after an earlier one was left before its end."""
         if not isinstance(self._sampler, RolloutSampler):
-            yield from super().__iter__()
-            return
+            return super().__iter__()
         update = self._sampler.update(self._storage)
-        if self._has_transform():
-            update = map(self._transformed, update)
-        yield from update
+        return map(self._transformed, update) if self._has_transform() else update
 
     def _transformed(self, batch: TensorDictBase) -> TensorDictBase:
         if not self._has_transform():

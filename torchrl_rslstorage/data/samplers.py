@@ -84,12 +84,15 @@ class RolloutSampler(SamplerBase):
                 buffer was emptied or loaded, so that the memory of this one holds something else.
         """
         self._start(storage)
-        mine, position = self._update, self._position
+        mine, position, last = self._update, self._position, self.num_batches - 1
         while position is not None:
-            last = position + 1 == self.num_batches
-            yield self._take(storage, position)
-            if last:
+            batch = self.mini_batch(storage, position)
+            if position == last:
+                self._position, self._ran_out = None, True
+                yield batch
                 return
+            self._position = position + 1
+            yield batch
             if self._update != mine:
                 raise RuntimeError(
                     "This update was cut off: another one was begun on the same buffer, or the buffer was "
@@ -170,6 +173,7 @@ class MiniBatchSampler(RolloutSampler):
         self.keys = None if keys is None else [canonical(key) for key in keys]
         self._cells: Tensor | None = None
         self._batches: list[TensorDict] | None = None
+        self._views: tuple[dict[Key, Tensor], list[TensorDict], list[dict[str, Any]]] | None = None
 
     @property
     def num_batches(self) -> int:
@@ -234,7 +238,13 @@ class MiniBatchSampler(RolloutSampler):
             num_cells -= num_cells % self.num_mini_batches
         generator = self.generator
         source = device if generator is None else generator.device
-        self._cells = torch.randperm(num_cells, generator=generator, device=source).to(device)
+        cells = torch.randperm(num_cells, generator=generator, device=source).to(device)
+        if self.reshuffle:
+            # The order within a mini-batch is free: ascending cells are gathered faster.
+            kind = torch.uint8 if self.num_mini_batches <= 256 else torch.int64
+            number = torch.arange(num_cells, device=device).remainder_(self.num_mini_batches).to(kind)
+            cells = torch.argsort(number.index_select(0, cells), stable=True)
+        self._cells = cells
         self._batches = None
 
     def _bounds(self, num_cells: int) -> list[tuple[int, int]]:
@@ -243,16 +253,22 @@ class MiniBatchSampler(RolloutSampler):
         return list(pairwise(edges))
 
     def _cut(self, shuffled: dict[Key, Tensor]) -> list[TensorDict]:
-        # New ones for each shuffle: what someone unlocked and set in an old one stays there.
+        if self._views is not None and self._views[0] is shuffled:
+            batches, entries = self._views[1:]
+            # One that somebody unlocked and set something in is not handed out again.
+            if all(map(_untouched, batches, entries)):
+                return batches
         first = next(iter(shuffled.values()))
-        return [
-            TensorDict(
-                nest({name: leaf[start:stop] for name, leaf in shuffled.items()}),
-                [stop - start],
-                device=first.device,
-            ).lock_()
-            for start, stop in self._bounds(len(first))
+        bounds = self._bounds(len(first))
+        entries = [
+            nest({name: leaf[start:stop] for name, leaf in shuffled.items()}) for start, stop in bounds
         ]
+        batches = [
+            TensorDict(entry, [stop - start], device=first.device).lock_()
+            for entry, (start, stop) in zip(entries, bounds, strict=True)
+        ]
+        self._views = (shuffled, batches, entries)
+        return batches
 
     def _empty(self) -> None:
         super()._empty()
@@ -319,3 +335,13 @@ def at_least_one(name: str, value: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ValueError(f"`{name}` must be an integer of at least 1, got {value!r}.")
     return value
+
+
+def _untouched(batch: TensorDictBase, entries: dict[str, Any]) -> bool:
+    """Whether ``batch`` is locked and holds the very tensors that it was made of."""
+    if not batch.is_locked or len(batch.keys()) != len(entries):
+        return False
+    return all(
+        value is entry or (isinstance(entry, dict) and _untouched(value, entry))
+        for value, entry in ((value, entries.get(name)) for name, value in batch.items())
+    )

@@ -12,7 +12,7 @@ advantages for raises a KeyError instead of showing the ones of the window befor
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, KeysView, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
@@ -78,8 +78,10 @@ class RolloutTensorStorage(Columns):
         self.num_rows = 0
         self._root: _Columns | None = None
         self._next: _Columns | None = None
-        self._final_keys: tuple[Key, ...] = ()
+        self._final_keys: KeysView[Key] = {}.keys()
         self._derived: dict[Key, Tensor] = {}
+        self._attached: set[Key] = set()
+        self._plans: dict[tuple[Key, ...] | None, tuple[frozenset[Key], _Gather]] = {}
         self._workspace: dict[Key, Tensor] = {}
         self._final = FinalObservationTable(num_envs, torch.device(self.device))
 
@@ -144,7 +146,7 @@ class RolloutTensorStorage(Columns):
                     f"{(self.num_envs, 1)}: one value an environment, with the trailing 1."
                 )
         self._next = _Columns("next", self._new_columns(columns, total), columns)
-        self._final_keys = tuple(finals)
+        self._final_keys = dict(finals).keys()
         self._attach()
 
     def _new_columns(self, row: Mapping[Key, Tensor], total: int | None = None) -> dict[Key, Tensor]:
@@ -179,6 +181,8 @@ class RolloutTensorStorage(Columns):
         names = cast("Any", ["time", None])  # tensordict types names without None, which is "no name"
         columns = TensorDict(nest(flat), [self.num_steps, self.num_envs], device=self.device, names=names)
         self._set_columns(columns)
+        self._attached.clear()
+        self._plans.clear()
 
     # -- writing ---------------------------------------------------------------------------------
 
@@ -198,7 +202,7 @@ class RolloutTensorStorage(Columns):
         if self._next is None:
             self._make_next(columns, observations)
         assert self._next is not None
-        if set(observations) != set(self._final_keys):
+        if observations.keys() != self._final_keys:
             refuse_keys("next", t, observations, self._final_keys)
         self._next.copy_row(t, columns)
         last = t == self.num_steps - 1
@@ -207,7 +211,13 @@ class RolloutTensorStorage(Columns):
     def set_num_rows(self, num_rows: int) -> None:
         """Records how many rows are filled."""
         self.num_rows = num_rows
-        self._set_len(num_rows * self.num_envs)
+        self._len = num_rows * self.num_envs
+        # Only a full window is read by samplers that cache what they derive from it.
+        if num_rows in (0, self.num_steps):
+            self._changed()
+
+    def _root_keys(self) -> Mapping[Key, Tensor]:
+        return self._root.columns if self._root else {}
 
     # -- derived columns -------------------------------------------------------------------------
 
@@ -232,10 +242,14 @@ class RolloutTensorStorage(Columns):
         if column is None or column.shape != shape or column.dtype != dtype:
             column = self._zeros(shape, dtype, self._total(0) if self._next is None else self.window_nbytes())
             self._derived[name] = column
+            self._attached.discard(name)
+            self._plans.clear()
         columns = self.columns
         if columns is None:
             raise RuntimeError("Nothing is stored yet: write a window before computing on it.")
-        columns.set(name, column)
+        if name not in self._attached:
+            columns.set(name, column)
+            self._attached.add(name)
         return column
 
     # -- reading ---------------------------------------------------------------------------------
@@ -282,19 +296,27 @@ class RolloutTensorStorage(Columns):
             RuntimeError: the window is not full.
             KeyError: a key is not there.
         """
+        gather = self._plan(None if keys is None else tuple(canonical(key) for key in keys))
+        return gather.run(cells)
+
+    def _plan(self, keys: tuple[Key, ...] | None) -> _Gather:
+        """Which flat columns go into which part of the workspace; made anew when columns come or go."""
+        attached, gather = self._plans.get(keys, (None, None))
         columns = self.root_columns()
+        if gather is not None and attached == columns.keys():
+            return gather
         names = [name for name in columns if name != "is_init"] if keys is None else select(columns, keys)
-        out: dict[Key, Tensor] = {}
+        rooms: list[Tensor] = []
         for name in names:
             flat = columns[name].flatten(0, 1)
             room = self._workspace.get(name)
             if room is None or room.shape != flat.shape or room.dtype != flat.dtype:
                 with torch.inference_mode(False):
-                    room = torch.empty_like(flat)
-                self._workspace[name] = room
-            out[name] = room[: len(cells)]
-            torch.index_select(flat, 0, cells, out=out[name])
-        return out
+                    room = self._workspace[name] = torch.empty_like(flat)
+            rooms.append(room)
+        gather = _Gather(names, [columns[name].flatten(0, 1) for name in names], rooms)
+        self._plans[keys] = (frozenset(columns), gather)
+        return gather
 
     # -- emptying and saving ---------------------------------------------------------------------
 
@@ -303,15 +325,15 @@ class RolloutTensorStorage(Columns):
         self._final.clear()
         columns = self.columns
         if columns is not None:
-            for name in self._derived:
-                if name in columns.keys(True, True):
+            written = self._root_keys()
+            for name in leaves(columns, skip=frozenset({"next"})):
+                if name not in written:  # computed on the old window, here or by its user
                     columns.del_(name)
+        self._attached.clear()
 
     def state_dict(self) -> dict[str, Any]:
         """The filled rows (cloned), the table of final observations, and the derived columns."""
-        columns = self.columns
-        attached = leaves(columns) if columns is not None else {}
-        derived = {key: attached[key].clone() for key in self._derived if key in attached}
+        derived = {key: self._derived[key].clone() for key in self._attached}
         return {
             "num_steps": self.num_steps,
             "num_envs": self.num_envs,
@@ -343,7 +365,7 @@ class RolloutTensorStorage(Columns):
         if rows:
             self._root = self._restored("root", state_dict["root"])
             self._next = self._restored("next", state_dict["next"])
-            self._final_keys = tuple(state_dict["final_keys"])
+            self._final_keys = dict.fromkeys(state_dict["final_keys"]).keys()
             self._attach()
             self._final.load_state(state_dict["final"])
         for key, value in state_dict["derived"].items():
@@ -367,6 +389,27 @@ class RolloutTensorStorage(Columns):
         self.load_state_dict(torch.load(Path(path) / "storage.pt", weights_only=True))
 
 
+class _Gather:
+    """Copies flat columns into their part of the workspace, shuffled."""
+
+    def __init__(self, names: list[Key], flats: list[Tensor], rooms: list[Tensor]) -> None:
+        self._names = names
+        self._flats = flats
+        self._rooms = rooms
+        self._parts: dict[int, dict[Key, Tensor]] = {}
+
+    def run(self, cells: Tensor) -> dict[Key, Tensor]:
+        size = len(cells)
+        part = self._parts.get(size)
+        if part is None:
+            part = self._parts[size] = {
+                name: room[:size] for name, room in zip(self._names, self._rooms, strict=True)
+            }
+        for flat, room in zip(self._flats, part.values(), strict=True):
+            torch.index_select(flat, 0, cells, out=room)
+        return part
+
+
 class _Columns:
     """One half of the row: its columns, their layout, and the views of each row, made once."""
 
@@ -379,15 +422,18 @@ class _Columns:
     def copy_row(self, t: int, row: Mapping[Key, Tensor]) -> None:
         if row.keys() != self._layout.keys():
             refuse_keys(self._half, t, row, self._layout)
-        sources: list[Tensor] = []
-        for key in self._layout:
-            value = row[key]
-            self.check(t, key, value, half=self._half)
-            sources.append(value)
+        sources = [row[key] for key in self._layout]
+        for value, (shape, dtype) in zip(sources, self._layout.values(), strict=True):
+            if value.dtype is not dtype or value.shape != shape:
+                for key in self._layout:
+                    self.check(t, key, row[key], half=self._half)
         rows = self._rows[t]
         if rows is None:
             rows = self._rows[t] = [column[t] for column in self.columns.values()]
-        with torch.no_grad():
+        if torch.is_grad_enabled():
+            with torch.no_grad():
+                foreach_copy_(rows, sources)
+        else:
             foreach_copy_(rows, sources)
 
     def filled(self, num_rows: int) -> dict[Key, Tensor]:

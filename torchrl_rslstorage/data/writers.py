@@ -6,7 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase
+from torchrl.data import Storage
 
 from torchrl_rslstorage._compat import WriterBase
 from torchrl_rslstorage.data.leaves import leaves
@@ -47,25 +49,29 @@ class RolloutWriter(WriterBase):
         1
     """
 
+    storage: RolloutTensorStorage
+    """The storage that the buffer registered."""
+
     def __init__(self) -> None:
         super().__init__()
         self._cursor = 0
         self._write_count = 0
         self._half_open = False
 
-    @property
-    def storage(self) -> RolloutTensorStorage:
-        """The storage that the buffer registered.
+    def register_storage(self, storage: Storage) -> None:
+        """Takes the storage to write into.
 
         Raises:
             TypeError: it is not a `RolloutTensorStorage`.
         """
-        if not isinstance(self._storage, RolloutTensorStorage):
+        if not isinstance(storage, RolloutTensorStorage):
             raise TypeError(
                 "RolloutWriter writes into a RolloutTensorStorage, not into "
-                f"{type(self._storage).__name__}. RolloutBuffer(num_steps, num_envs) wires them."
+                f"{type(storage).__name__}. RolloutBuffer(num_steps, num_envs) wires them."
             )
-        return self._storage
+        super().register_storage(storage)
+        self.storage = storage
+        self._batch_size = torch.Size([storage.num_envs])
 
     @property
     def num_rows(self) -> int:
@@ -128,8 +134,9 @@ class RolloutWriter(WriterBase):
         self._check_batch(data)
         row = self._cursor
         after = next_leaves(data)
-        storage.write_root(row, root_leaves(data))
-        storage.write_next(row, after)
+        with torch.no_grad():
+            storage.write_root(row, root_leaves(data))
+            storage.write_next(row, after)
         self._close_row()
         return row
 
@@ -167,10 +174,10 @@ class RolloutWriter(WriterBase):
             )
 
     def _check_batch(self, td: TensorDictBase) -> None:
-        expected = (self.storage.num_envs,)
-        if tuple(td.batch_size) != expected:
+        if td.batch_size != self._batch_size:
             raise ValueError(
-                f"A row has batch size {tuple(td.batch_size)}, expected {expected}: one entry an environment."
+                f"A row has batch size {tuple(td.batch_size)}, expected {tuple(self._batch_size)}: "
+                "one entry an environment."
             )
 
     def _empty(self, empty_write_count: bool = True) -> None:

@@ -39,6 +39,7 @@ class DiagonalGaussian(Distribution):
     def __init__(self, loc: Tensor, scale: Tensor, validate_args: bool | None = None) -> None:
         self.loc = loc
         self.scale = scale
+        self._log_scale: Tensor | None = None
         super().__init__(loc.shape[:-1], loc.shape[-1:], validate_args=False)
 
     @property
@@ -73,6 +74,14 @@ class DiagonalGaussian(Distribution):
         return self.scale.expand_as(self.loc)
 
     @property
+    def log_scale(self) -> Tensor:
+        """Logarithm of ``scale``, in its own shape; taken once."""
+        # Not functools.cached_property: until Python 3.12 it holds a lock, which torch.compile cannot trace.
+        if self._log_scale is None:
+            self._log_scale = self.scale.log()
+        return self._log_scale
+
+    @property
     def variance(self) -> Tensor:
         """Variance ``[*, A]``."""
         return self.stddev.square()
@@ -99,12 +108,12 @@ class DiagonalGaussian(Distribution):
             raise ValueError(
                 f"Actions of shape {tuple(value.shape)} are no vectors of width {self.event_shape[0]}."
             )
-        square = (value - self.loc).square() / (2 * self.scale.square())
-        return -(square + (self.scale.log() + _HALF_LOG_2PI)).sum(-1)
+        square = ((value - self.loc) / self.scale).square().sum(-1)
+        return -0.5 * square - (self.log_scale + _HALF_LOG_2PI).sum(-1)
 
     def entropy(self) -> Tensor:
         """Entropy ``[*]``."""
-        entropy = (self.scale.log() + (0.5 + _HALF_LOG_2PI)).sum(-1)
+        entropy = (self.log_scale + (0.5 + _HALF_LOG_2PI)).sum(-1)
         return entropy.expand(self.batch_shape)
 
     def expand(

@@ -15,9 +15,10 @@ from torchrl_rslstorage.data import RolloutBuffer
 from torchrl_rslstorage.data.leaves import Key, canonical, dtype_name, show, show_all
 from torchrl_rslstorage.objectives.finite import Bootstraps, check_finite
 from torchrl_rslstorage.objectives.returns import (
-    bootstrapped_gae_,
+    GAERecursion,
     normalize_advantage,
     require_same_shape,
+    rsl_rl_gae_,
 )
 
 TimeOut = Literal["final_observation", "rsl_rl"]
@@ -50,8 +51,9 @@ class RolloutGAE:
             those of the raw advantages.
         advantage_key, value_target_key, value_key, reward_key, done_key, terminated_key, truncated_key:
             the entries read and written; the last four stand under ``next``.
-        log_prob_key: checked for NaN and inf together with observations, rewards and values, where it is
-            there.
+        log_prob_key: checked for NaN and inf together with the advantages, where it is there.
+        check_observations: look at every observation, too, not only at what came of it: a network that
+            saturates (tanh) makes finite values of infinite observations. Costs one read of the window.
 
     Raises:
         ValueError: γ or λ outside [0, 1], an unknown rule; a shape other than ``[T, N, 1]``; values and
@@ -87,6 +89,7 @@ class RolloutGAE:
         terminated_key: NestedKey = "terminated",
         truncated_key: NestedKey = "truncated",
         log_prob_key: NestedKey = "action_log_prob",
+        check_observations: bool = False,
     ) -> None:
         for name, number in (("gamma", gamma), ("lmbda", lmbda)):
             if not 0.0 <= number <= 1.0:
@@ -106,7 +109,9 @@ class RolloutGAE:
         self.terminated_key = terminated_key
         self.truncated_key = truncated_key
         self.log_prob_key = log_prob_key
+        self.check_observations = check_observations
         self._announced = False
+        self._recursion: GAERecursion | None = None
 
     @torch.no_grad()
     def __call__(
@@ -145,27 +150,35 @@ class RolloutGAE:
         advantage = storage.derived(self.advantage_key, dtype=value.dtype)
         value_target = storage.derived(self.value_target_key, dtype=value.dtype)
 
-        advantage.copy_(reward)
         t, n, observation = buffer.final_observations
         cell = t * buffer.num_envs + n
         next_value = self._evaluate(observation).view(-1)
         _require_same_dtype("values of final observations", next_value, value)
-        inputs = observation.select(*self.value_network.in_keys)
-        # A NaN observation of an episode that goes on is a fault, not a missing final observation.
-        stands_in = _no_observation(inputs) & done.view(-1)[cell]
-        next_value = torch.where(stands_in, value.view(-1)[cell], next_value)
-        if self.time_out == "rsl_rl":
-            advantage.add_(value_target.copy_(truncated).mul_(value).mul_(self.gamma))
-            counts = ~done.view(-1)[cell]
-        else:
-            counts = ~terminated.view(-1)[cell]
-            self._announce(stands_in & counts)
-        next_value = torch.where(counts, next_value, torch.zeros_like(next_value))
-        advantage.view(-1).index_add_(0, cell, next_value.mul_(self.gamma))
+        # What counts are truncated steps and the last row of episodes that go on.
+        cut = done if self.time_out == "rsl_rl" else terminated
+        ended = cut.view(-1).index_select(0, cell)
 
-        self._recurse(advantage, value_target, value, done)
-        bootstraps = Bootstraps(cell, _leaves_under_next(inputs), counts & ~stands_in)
-        self._finish(window, advantage, observation, bootstraps)
+        def fill(after: Tensor) -> None:
+            advantage.copy_(reward)
+            if self.time_out == "rsl_rl":
+                advantage.add_(value_target.copy_(truncated).mul_(value).mul_(self.gamma))
+            after = after.masked_fill(ended, 0.0).mul_(self.gamma)
+            advantage.view(-1).index_add_(0, cell, after)
+            self._recurse(advantage, value_target, value, done)
+
+        fill(next_value)
+        log_prob = window.get(self.log_prob_key, None)
+        if self.check_observations or not _sums_are_finite(advantage, log_prob):
+            inputs = observation.select(*self.value_network.in_keys)
+            # A NaN observation of an episode that goes on is a fault, not a missing final observation.
+            stands_in = _no_observation(inputs) & done.view(-1)[cell] & ~ended
+            if bool(stands_in.any()):
+                self._announce(stands_in)
+                fill(torch.where(stands_in, value.view(-1)[cell], next_value))
+            bootstraps = Bootstraps(cell, _leaves_under_next(inputs), ~ended & ~stands_in)
+            self._search(window, advantage, observation, bootstraps)
+        if self.normalize:
+            normalize_advantage(advantage, out=advantage)
         return window
 
     def _evaluate(self, observation: TensorDictBase) -> Tensor:
@@ -229,7 +242,10 @@ class RolloutGAE:
         cell = torch.arange(done.numel(), device=done.device)
         used = (counts & ~stands_in).reshape(-1)
         inputs = _leaves_under_next(self._inputs(after).reshape(-1))
-        self._finish(rows, advantage, after, Bootstraps(cell, inputs, used))
+        if self.check_observations or not _sums_are_finite(advantage, rows.get(self.log_prob_key, None)):
+            self._search(rows, advantage, after, Bootstraps(cell, inputs, used))
+        if self.normalize:
+            normalize_advantage(advantage, out=advantage)
         if time_dim == 1:
             advantage, value_target = advantage.transpose(0, 1), value_target.transpose(0, 1)
         td.set(self.advantage_key, advantage)
@@ -257,11 +273,15 @@ class RolloutGAE:
     # -- both ------------------------------------------------------------------------------------
 
     def _recurse(self, advantage: Tensor, value_target: Tensor, value: Tensor, done: Tensor) -> None:
-        bootstrapped_gae_(advantage, value_target, value, done, gamma=self.gamma, lmbda=self.lmbda)
-        if self.time_out == "rsl_rl":  # to the letter, which rounds once more
-            torch.sub(value_target, value, out=advantage)
+        if self.time_out == "rsl_rl":
+            rsl_rl_gae_(advantage, value_target, value, done, gamma=self.gamma, lmbda=self.lmbda)
+            return
+        recursion = self._recursion
+        if recursion is None or not recursion.is_of(advantage, value_target, value):
+            recursion = self._recursion = GAERecursion(advantage, value_target, value)
+        recursion(done, gamma=self.gamma, lmbda=self.lmbda)
 
-    def _finish(
+    def _search(
         self, window: TensorDictBase, advantage: Tensor, after: TensorDictBase, bootstraps: Bootstraps
     ) -> None:
         # What stands both in a row and after it is an observation; policies may write infinities (logits
@@ -272,12 +292,16 @@ class RolloutGAE:
         names = [key for key in read if key not in made]
         columns = {key: window.get(key, None) for key in [*names, _under_next(self.reward_key), *made]}
         check_finite({key: x for key, x in columns.items() if isinstance(x, Tensor)}, bootstraps, advantage)
-        if self.normalize:
-            normalize_advantage(advantage, out=advantage)
 
     def _check(
         self, value: Tensor, reward: Tensor, done: Tensor, terminated: Tensor, truncated: Tensor
     ) -> None:
+        if (
+            value.shape == reward.shape == done.shape == terminated.shape == truncated.shape
+            and value.shape[2:] == (1,)
+            and value.dtype == reward.dtype
+        ):
+            return
         tensors = {
             str(canonical(self.value_key)): value,
             str(canonical(self.reward_key)): reward,
@@ -301,6 +325,18 @@ class RolloutGAE:
                 UserWarning,
                 stacklevel=4,
             )
+
+
+def _sums_are_finite(advantage: Tensor, log_prob: Tensor | None) -> bool:
+    """Whether neither the advantages nor the log-probabilities hold NaN or inf; one host synchronisation.
+
+    A fault in a reward or a value reaches the advantages, one in what the policy read the
+    log-probabilities. Finite values whose sum overflows are looked at more closely, which finds nothing.
+    """
+    total = advantage.sum()
+    if isinstance(log_prob, Tensor):
+        total = total + log_prob.sum()
+    return bool(total.isfinite())
 
 
 def _no_observation(observation: TensorDictBase) -> Tensor:

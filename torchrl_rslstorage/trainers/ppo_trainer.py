@@ -116,6 +116,7 @@ class RSLPPOTrainer(TrainerBase):
             critic,
             time_out=config.time_out,
             normalize=not config.normalize_advantage_per_mini_batch,
+            check_observations=True,
         )
         buffer.set_sampler(
             MiniBatchSampler(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
 import torch
@@ -10,29 +11,11 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 from torchrl.trainers import OptimizationStepper
 
+from torchrl_rslstorage.trainers.compiled_step import CompiledStep
+from torchrl_rslstorage.trainers.flat_adam import FlatAdam
+from torchrl_rslstorage.trainers.learning_rate import adapted_learning_rate
+
 Schedule = Literal["adaptive", "fixed"]
-
-LEARNING_RATE_RANGE = (1e-5, 1e-2)
-LEARNING_RATE_FACTOR = 1.5
-"""Bounds and factor of the adaptive learning rate (rsl_rl 5.5.1, algorithms/ppo.py, ``PPO.update``)."""
-
-
-def adapted_learning_rate(learning_rate: Tensor, kl: Tensor, desired_kl: float) -> Tensor:
-    """RSL-RL's rule, on the device: slower above twice the desired KL, faster below half of it.
-
-        lr ← max(1e-5, lr / 1.5)   if KL > 2·desired
-        lr ← min(1e-2, lr · 1.5)   if 0 < KL < desired / 2
-
-    Args:
-        learning_rate: 0-dim float64.
-        kl: 0-dim, mean KL(old ‖ new) of the mini-batch.
-        desired_kl: the target.
-    """
-    low, high = LEARNING_RATE_RANGE
-    slower = (learning_rate / LEARNING_RATE_FACTOR).clamp(min=low)
-    faster = (learning_rate * LEARNING_RATE_FACTOR).clamp(max=high)
-    small = (kl < desired_kl / 2) & (kl > 0)
-    return torch.where(kl > desired_kl * 2, slower, torch.where(small, faster, learning_rate))
 
 
 class KLAdaptiveStepper(OptimizationStepper):
@@ -40,7 +23,8 @@ class KLAdaptiveStepper(OptimizationStepper):
 
     The learning rate is a tensor, adapted from the mini-batch's KL *before* the step; gradients of actor
     and critic are clipped by their own norms (rsl_rl 5.5.1, algorithms/ppo.py, ``PPO.update``). TorchRL's
-    own ``KLAdaptiveLR`` follows the same schedule on the host.
+    own ``KLAdaptiveLR`` follows the same schedule on the host. Parameters and gradients are kept in one
+    flat buffer (`FlatAdam`): build the stepper after the networks were moved to their device.
 
     Args:
         actor, critic: the networks whose parameters are optimised.
@@ -48,9 +32,12 @@ class KLAdaptiveStepper(OptimizationStepper):
         max_grad_norm: bound of either network's gradient norm.
         schedule: "adaptive", or "fixed" for a constant learning rate.
         desired_kl: target of the adaptive schedule.
+        compile: evaluate the loss and its gradient through ``torch.compile``. The first step takes long,
+            and numbers differ by rounding. Where it is not possible a warning says so, once, and training
+            goes on without it.
 
     Raises:
-        ValueError: an unknown schedule, or a number that is not positive.
+        ValueError: an unknown schedule, a number that is not positive, or nothing to optimise.
 
     Examples:
         >>> import torch
@@ -74,6 +61,7 @@ class KLAdaptiveStepper(OptimizationStepper):
         max_grad_norm: float = 1.0,
         schedule: Schedule = "adaptive",
         desired_kl: float = 0.01,
+        compile: bool = False,
     ) -> None:
         if schedule not in get_args(Schedule):
             raise ValueError(f"`schedule` must be one of {get_args(Schedule)}, got {schedule!r}.")
@@ -89,34 +77,71 @@ class KLAdaptiveStepper(OptimizationStepper):
         self.schedule: Schedule = schedule
         self.desired_kl = desired_kl
         self.metric_names: list[str] = []
-        networks = [list(dict.fromkeys(network.parameters())) for network in (actor, critic)]
-        self._networks = [parameters for parameters in networks if parameters]
-        everything = list(dict.fromkeys([*networks[0], *networks[1]]))
-        device = everything[0].device
+        networks = [list(network.parameters()) for network in (actor, critic)]
+        device = next((p.device for network in networks for p in network), None)
         self.learning_rate = torch.tensor(learning_rate, dtype=torch.float64, device=device)
-        self.optimizer = torch.optim.Adam(everything, lr=self.learning_rate, fused=True)
+        self.optimizer = FlatAdam(networks, lr=self.learning_rate)
+        self._compile = compile
+        self._compiled: CompiledStep | None = None
 
-    def update(
-        self, loss_module: Callable[[TensorDictBase], TensorDictBase], mini_batch: TensorDictBase
-    ) -> TensorDictBase:
-        """Evaluates the loss on one mini-batch and takes one step; returns the losses, detached."""
-        losses = loss_module(mini_batch)
+    def update(self, loss_module: Any, mini_batch: TensorDictBase) -> Tensor:
+        """Evaluates the loss on one mini-batch and takes one step.
+
+        Args:
+            loss_module: `RSLPPOLoss`, or any TorchRL loss that also returns ``kl``.
+            mini_batch: what it reads.
+
+        Returns:
+            Every entry that the loss returned, ``[len(metric_names)]``, without gradient.
+
+        Raises:
+            RuntimeError: the networks' parameters were replaced since the stepper was made.
+        """
+        self.optimizer.check_in_place()
+        if self._compile:
+            metrics = self._compiled_update(loss_module, mini_batch)
+            if metrics is not None:
+                return metrics
+        terms = self._terms(loss_module, mini_batch)
         if self.schedule == "adaptive":
-            adapted = adapted_learning_rate(self.learning_rate, losses["kl"], self.desired_kl)
-            self.learning_rate.copy_(adapted)
-        total = sum(value for key, value in losses.items() if key.startswith("loss_"))
+            kl = terms["kl"].detach()
+            self.learning_rate.copy_(adapted_learning_rate(self.learning_rate, kl, self.desired_kl))
         self.optimizer.zero_grad()
-        total.backward()
-        for parameters in self._networks:
-            nn.utils.clip_grad_norm_(parameters, self.max_grad_norm)
+        torch.stack([value for name, value in terms.items() if name.startswith("loss_")]).sum().backward()
+        self.optimizer.clip_grad_norm_(self.max_grad_norm)
         self.optimizer.step()
-        return losses.detach()
+        return torch.stack(list(terms.values())).detach()
 
     def step(self, trainer: Any, sub_batch: TensorDictBase) -> TensorDictBase:
-        """TorchRL's protocol. The metrics come stacked, ``[len(metric_names)]``, to be fetched at once."""
-        losses = self.update(trainer.loss_module, sub_batch)
-        self.metric_names = [str(name) for name in losses.keys()]
-        return TensorDict({"metrics": torch.stack(list(losses.values()))})
+        """TorchRL's protocol: the metrics come as one vector, to be fetched from the device at once."""
+        return TensorDict({"metrics": self.update(trainer.loss_module, sub_batch)})
+
+    def _terms(self, loss_module: Any, mini_batch: TensorDictBase) -> Mapping[str, Tensor]:
+        terms = loss_module.terms(mini_batch) if hasattr(loss_module, "terms") else loss_module(mini_batch)
+        self.metric_names = [str(name) for name in terms.keys()]
+        return terms
+
+    def _compiled_update(self, loss_module: Any, mini_batch: TensorDictBase) -> Tensor | None:
+        if self._compiled is None:
+            with torch.no_grad():  # names the metrics, and raises what is wrong with the mini-batch
+                self._terms(loss_module, mini_batch)
+            desired_kl = self.desired_kl if self.schedule == "adaptive" else None
+            self._compiled = CompiledStep(
+                loss_module, self.optimizer, max_grad_norm=self.max_grad_norm, desired_kl=desired_kl
+            )
+        try:
+            return self._compiled(mini_batch)
+        except Exception as error:
+            self._compile, self._compiled = False, None
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            warnings.warn(
+                f"torch.compile is not possible here, training goes on without it: {reason}",
+                UserWarning,
+                stacklevel=3,
+            )
+            return None
+
+    # -- saving ----------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """Moments, step counts and the learning rate."""
@@ -126,6 +151,3 @@ class KLAdaptiveStepper(OptimizationStepper):
         """Takes back what `state_dict` gave."""
         self.optimizer.load_state_dict(state_dict["optimizer"])
         self.learning_rate.copy_(state_dict["learning_rate"])
-        # Loading puts a copy of the saved learning rate into the groups.
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.learning_rate

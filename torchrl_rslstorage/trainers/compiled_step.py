@@ -1,0 +1,81 @@
+"""One optimisation step as one compiled graph: loss, gradient, learning rate, clipping and Adam."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value
+
+from torchrl_rslstorage.data.leaves import Key, leaves, nest
+from torchrl_rslstorage.trainers.flat_adam import FlatAdam
+from torchrl_rslstorage.trainers.learning_rate import adapted_learning_rate
+
+
+class CompiledStep:
+    """A whole step through ``torch.compile``: no autograd engine, no call per layer, no call per parameter.
+
+    The loss is a function of the flat parameter buffer; its gradient is taken inside of the graph
+    (``torch.func``). On CUDA the graph is replayed as a CUDA graph (``mode="reduce-overhead"``).
+
+    Args:
+        loss_module: has ``terms(mini_batch)``, a dictionary of scalars; `RSLPPOLoss`.
+        optimizer: holds the parameters that ``loss_module`` evaluates.
+        max_grad_norm: bound of each network's gradient norm.
+        desired_kl: target of the adaptive learning rate; ``None`` keeps it fixed.
+    """
+
+    def __init__(
+        self, loss_module: nn.Module, optimizer: FlatAdam, *, max_grad_norm: float, desired_kl: float | None
+    ) -> None:
+        self._loss = _Terms(loss_module)
+        self._optimizer = optimizer
+        self._max_grad_norm = max_grad_norm
+        self._desired_kl = desired_kl
+        self._names = {p: name for name, p in self._loss.named_parameters()}
+        flat = optimizer.state[0]
+        on_cuda = flat.device.type == "cuda"
+        if on_cuda:
+            # Without this the graph of a step that changes its own inputs is not captured.
+            for tensor in optimizer.state:
+                torch._dynamo.mark_static_address(tensor)
+        mode = "reduce-overhead" if on_cuda else None
+        self._run = torch.compile(self._step, dynamic=False, fullgraph=True, mode=mode)
+
+    def __call__(self, mini_batch: TensorDictBase) -> Tensor:
+        """Takes one step; returns the loss terms, stacked."""
+        flat = leaves(mini_batch)
+        metrics = self._run(tuple(flat), list(flat.values()), mini_batch.batch_size)
+        # A CUDA graph writes its next results into the same memory.
+        return metrics.clone()
+
+    def _step(self, keys: tuple[Key, ...], tensors: list[Tensor], batch_size: torch.Size) -> Tensor:
+        mini_batch = TensorDict(nest(dict(zip(keys, tensors, strict=True))), batch_size)
+        optimizer = self._optimizer
+        flat, *_, learning_rate = optimizer.state
+        gradient, (_, (metrics, kl)) = grad_and_value(self._objective, has_aux=True)(flat, mini_batch)
+        if self._desired_kl is not None:
+            learning_rate.copy_(adapted_learning_rate(learning_rate, kl, self._desired_kl))
+        optimizer.clip_and_step_(gradient, self._max_grad_norm)
+        return metrics
+
+    def _objective(self, flat: Tensor, mini_batch: TensorDictBase) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        parameters = {
+            self._names[p]: view for p, view in self._optimizer.views(flat).items() if p in self._names
+        }
+        terms: dict[str, Tensor] = functional_call(self._loss, parameters, (mini_batch,))
+        total = torch.stack([value for name, value in terms.items() if name.startswith("loss_")]).sum()
+        return total, (torch.stack(list(terms.values())).detach(), terms["kl"].detach())
+
+
+class _Terms(nn.Module):
+    """``loss_module.terms`` as the ``forward`` of a module, for ``functional_call``."""
+
+    def __init__(self, loss_module: nn.Module) -> None:
+        super().__init__()
+        self.loss_module: Any = loss_module
+
+    def forward(self, mini_batch: TensorDictBase) -> dict[str, Tensor]:
+        return self.loss_module.terms(mini_batch)
