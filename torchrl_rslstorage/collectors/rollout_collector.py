@@ -15,6 +15,7 @@ from torchrl.envs import EnvBase, ExplorationType, set_exploration_type
 from torchrl_rslstorage.collectors.statistics import EpisodeStatistics
 from torchrl_rslstorage.data import RolloutBuffer
 from torchrl_rslstorage.data.leaves import leaves, nest
+from torchrl_rslstorage.envs import BatchedEnv
 
 
 class RolloutCollector(BaseCollector):
@@ -95,21 +96,38 @@ class RolloutCollector(BaseCollector):
     @torch.no_grad()
     def rollout(self) -> None:
         """Fills the window from its present row to its end."""
-        buffer, env, policy = self.replay_buffer, self.env, self.policy
-        writer, statistics = buffer.writer, self.statistics
+        buffer, policy, writer = self.replay_buffer, self.policy, self.replay_buffer.writer
+        lean = isinstance(self.env, BatchedEnv)
         with set_exploration_type(self.exploration_type):
             carrier = self._start()
             for _ in range(buffer.num_steps - buffer.num_rows):
                 carrier = policy(carrier)
                 writer.write_root(carrier)
-                stepped, following = env.step_and_maybe_reset(carrier)
-                after = stepped.get("next")
-                writer.write_next(after)
-                done = after.get("done")
-                statistics.update(after.get("reward"), done)
-                carrier = following.set("is_init", done)
+                # What a policy leaves under `next` (a recurrent state) is TorchRL's to carry on.
+                if lean and "next" not in carrier.keys():
+                    carrier = self._step_leaves(carrier)
+                else:
+                    carrier = self._step(carrier)
                 self._carrier = carrier
         self.num_frames += self.requested_frames_per_batch
+
+    def _step(self, carrier: TensorDictBase) -> TensorDictBase:
+        stepped, following = self.env.step_and_maybe_reset(carrier)
+        after = stepped.get("next")
+        self.replay_buffer.writer.write_next(after)
+        done = after.get("done")
+        self.statistics.update(after.get("reward"), done)
+        return following.set("is_init", done)
+
+    def _step_leaves(self, carrier: TensorDictBase) -> TensorDictBase:
+        """`_step` for our own environments: three TensorDicts a step fewer."""
+        after, observations = self.env.step_leaves(carrier.get("action"))
+        self.replay_buffer.writer.write_next_leaves(after)
+        done = after["done"]
+        self.statistics.update(after["reward"], done)
+        for key, value in observations.items():
+            carrier.set(key, value)
+        return carrier.set("is_init", done)
 
     def _start(self) -> TensorDictBase:
         if self._carrier is None:
@@ -166,7 +184,10 @@ class RolloutCollector(BaseCollector):
         return state
 
     def load_state_dict(self, state_dict: OrderedDict[str, Any]) -> None:
-        """Takes back what `state_dict` gave; an environment that cannot save its state is reset, and said so."""
+        """Takes back what `state_dict` gave.
+
+        An environment that cannot save its state starts new episodes, and a warning says so.
+        """
         self.num_frames = state_dict["num_frames"]
         self.statistics.load_state_dict(state_dict["statistics"])
         base = base_env(self.env)

@@ -50,6 +50,7 @@ class EpisodeStatistics:
         self.window = window
         kind = {"dtype": torch.float64, "device": device}
         self._sums = torch.zeros(2, num_envs, **kind)  # return and length of the running episodes
+        self._returns, self._lengths = self._sums.unbind(0)
         # One slot more than the window: what must not be counted is written there.
         self._ring = torch.full((2, window + 1), torch.nan, **kind)
         self._count = torch.zeros((), dtype=torch.int64, device=device)
@@ -62,8 +63,8 @@ class EpisodeStatistics:
             reward: ``[N, 1]``.
             done: ``[N, 1]`` bool, the episode ended with this step.
         """
-        self._sums[0] += reward.view(-1)
-        self._sums[1] += 1
+        self._returns.add_(reward.view(-1))
+        self._lengths.add_(1)
         ended = done.view(-1)
         if ended.device.type == "cpu" and not bool(ended.any()):
             return

@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase
+from torch import Tensor
 from torchrl.data import Storage
 
 from torchrl_rslstorage._compat import WriterBase
-from torchrl_rslstorage.data.leaves import leaves
+from torchrl_rslstorage.data.leaves import Key, leaves
 from torchrl_rslstorage.data.storages import (
     RolloutTensorStorage,
     complete_done,
@@ -117,11 +118,15 @@ class RolloutWriter(WriterBase):
         Raises:
             RuntimeError: `write_root` has not been called for this row.
         """
+        self._check_batch(td)
+        return self.write_next_leaves(leaves(td))
+
+    def write_next_leaves(self, after: dict[Key, Tensor]) -> int:
+        """`write_next` for an environment that hands over tensors by name, each ``[N, *]``."""
         if not self._half_open:
             raise RuntimeError(f"Row {self._cursor} has no root half: call write_root before env.step.")
-        self._check_batch(td)
         row = self._cursor
-        self.storage.write_next(row, complete_done(leaves(td)))
+        self.storage.write_next(row, complete_done(after))
         self._close_row()
         return row
 

@@ -85,6 +85,18 @@ class BatchedEnv(EnvBase):
     def after_step(self, next_leaves: Mapping[NestedKey, Tensor]) -> Leaves:
         """Resets what ``next_leaves`` calls done and returns the N observations to act on now."""
 
+    def step_leaves(self, action: Tensor) -> tuple[Leaves, Leaves]:
+        """What `step_and_maybe_reset` does, without a TensorDict: ``next``, and the next observations.
+
+        Args:
+            action: ``[N, *]``.
+
+        Raises:
+            ValueError: the action has another shape than this environment takes.
+        """
+        next_leaves = self.advance(self._checked(action))
+        return next_leaves, self.after_step(next_leaves)
+
     def step_and_maybe_reset(self, tensordict: TensorDictBase) -> tuple[TensorDictBase, TensorDictBase]:
         """Takes one step, resets what is done, and returns ``(tensordict, next_root)``.
 
@@ -135,7 +147,10 @@ class BatchedEnv(EnvBase):
 
     def _checked_action(self, tensordict: TensorDictBase) -> Tensor:
         """The action, refused where its shape would broadcast."""
-        action = tensordict.get("action").detach()  # else the state would hold every past step's graph
+        return self._checked(tensordict.get("action"))
+
+    def _checked(self, action: Tensor) -> Tensor:
+        action = action.detach()  # else the state would hold every past step's graph
         if action.shape != self._action_shape:
             raise ValueError(
                 f"`action` has shape {tuple(action.shape)}, but this environment takes "
