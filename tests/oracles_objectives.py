@@ -186,7 +186,7 @@ def losses_by_definition(
         "loss_entropy": -entropy_coeff * entropy,
         "kl": kl_divergence(old, new).sum(-1).mean(),
         "entropy": entropy,
-        "clip_fraction": torch.tensor(clipped).mean(),
+        "clip_fraction": torch.tensor(clipped, dtype=loc.dtype).mean(),
         "explained_variance": 1 - (target - value.flatten()).var(correction=0) / target.var(correction=0),
     }
 

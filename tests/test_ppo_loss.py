@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from oracles_objectives import losses_by_definition, make_actor, make_critic, vector_normal
+from oracles_objectives import default_dtype, losses_by_definition, make_actor, make_critic, vector_normal
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import CompositeDistribution, TensorDictModule, set_composite_lp_aggregate
 from torch import nn
@@ -132,7 +132,7 @@ def act(actor: nn.Module, critic: nn.Module, size: int = 12, seed: int = 0) -> T
 
 def gradients(losses: TensorDictBase | dict, parameters) -> list[torch.Tensor]:
     total = sum(losses[name] for name in LOSSES)
-    return list(torch.autograd.grad(total, list(parameters)))
+    return list(torch.autograd.grad(total, list(parameters), materialize_grads=True))
 
 
 def close(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -158,21 +158,16 @@ def test_losses_and_gradients_are_the_formula(size, seed, clip_epsilon, clip_val
         for key in ("advantage", "value_target", "state_value"):
             batch[key] = batch[key].squeeze(-1)
         batch["action_log_prob"] = batch["action_log_prob"].unsqueeze(-1)
-    loss = RSLPPOLoss(
-        actor,
-        critic,
-        clip_epsilon=clip_epsilon,
-        clip_value=clip_value,
-        critic_coeff=coeffs[0],
-        entropy_coeff=coeffs[1],
-        normalize_advantage=normalize,
-    ).double()
-    for buffer in ("critic_coeff", "entropy_coeff", "clip_value"):
-        if isinstance(getattr(loss, buffer), torch.Tensor):  # 0.2 as float64 has it, not as float32
-            value = {"critic_coeff": coeffs[0], "entropy_coeff": coeffs[1]}.get(buffer)
-            setattr(
-                loss, buffer, (clip_epsilon if clip_value is True else clip_value) if value is None else value
-            )
+    with default_dtype(torch.float64):  # in which it keeps its coefficients
+        loss = RSLPPOLoss(
+            actor,
+            critic,
+            clip_epsilon=clip_epsilon,
+            clip_value=clip_value,
+            critic_coeff=coeffs[0],
+            entropy_coeff=coeffs[1],
+            normalize_advantage=normalize,
+        )
     losses = loss(batch)
     expected = losses_by_definition(
         batch,
@@ -187,7 +182,7 @@ def test_losses_and_gradients_are_the_formula(size, seed, clip_epsilon, clip_val
     )
     assert list(losses.keys()) == list(loss.out_keys) == [*LOSSES, *DIAGNOSTICS]
     for name, value in losses.items():
-        assert torch.allclose(value, expected[name].to(value.dtype), rtol=1e-9, atol=1e-10), name
+        assert torch.allclose(value, expected[name], rtol=1e-9, atol=1e-10), name
         assert value.requires_grad == (name in LOSSES), name
     parameters = [*actor.parameters(), *critic.parameters()]
     for a, b in zip(gradients(losses, parameters), gradients(expected, parameters), strict=True):
@@ -645,7 +640,7 @@ def test_an_index_action_with_a_trailing_one_is_refused():
     actor, critic = discrete(Categorical), torchrl_critic()
     batch = act(actor, critic)
     batch["action"] = batch["action"].unsqueeze(-1)
-    with pytest.raises(ValueError, match="shape|broadcast|Value is not broadcastable"):
+    with pytest.raises(ValueError, match=r"(?i)shape|broadcast"):
         RSLPPOLoss(actor, critic)(batch)
 
 

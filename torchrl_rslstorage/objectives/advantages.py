@@ -191,8 +191,8 @@ class RolloutGAE:
                 "needed. A final observation is taken from `next`: environments and collectors must "
                 "leave it there (compact_obs=False)."
             )
-        # Networks write into what they are given.
-        value = network(observation.select(*network.in_keys)).get(self.value_key, None)
+        # Networks write into what they are given: a copy of the containers.
+        value = network(observation.select(*network.in_keys).copy()).get(self.value_key, None)
         if value is None:
             raise KeyError(
                 f"The value network writes {show_all(network.out_keys)}, not {show(self.value_key)}: pass "

@@ -109,7 +109,7 @@ class RSLPPOLoss(PPOLoss):
                 f"`clip_value` must be a positive radius, True ({clip_epsilon}) or False, got {clip_value}."
             )
         for name, coeff in (("critic_coeff", critic_coeff), ("entropy_coeff", entropy_coeff)):
-            if not isinstance(coeff, (int, float)) or coeff < 0:
+            if not isinstance(coeff, (int, float)) or not coeff >= 0:
                 raise ValueError(f"`{name}` must be a number of at least 0, got {coeff!r}.")
         for method in ("get_dist", "build_dist_from_params"):
             if not hasattr(actor_network, method):
@@ -136,6 +136,7 @@ class RSLPPOLoss(PPOLoss):
 
     def _set_in_keys(self) -> None:
         keys = self.tensor_keys
+        self._parameter_keys = self._dist_keys()
         names: list[NestedKey] = [
             *self.actor_network.in_keys,
             *self.critic_network.in_keys,
@@ -143,7 +144,7 @@ class RSLPPOLoss(PPOLoss):
             *_as_list(keys.sample_log_prob),
             keys.advantage,
             keys.value_target,
-            *self._dist_keys(),
+            *self._parameter_keys,
         ]
         if self.clip_value is not None:
             names.append(keys.value)
@@ -156,7 +157,7 @@ class RSLPPOLoss(PPOLoss):
         if isinstance(actor, MLPActor):
             return [key for key in actor.out_keys if key not in sampled]
         last = actor[-1] if hasattr(actor, "__getitem__") else actor
-        return [key for key in getattr(last, "in_keys", []) if key not in actor.in_keys]
+        return list(getattr(last, "in_keys", []))
 
     @property
     def out_keys(self) -> list[NestedKey]:
@@ -224,8 +225,7 @@ class RSLPPOLoss(PPOLoss):
         actor = self.actor_network
         if isinstance(actor, MLPActor) and not self.functional:
             return actor.get_dist(td)
-        # Other actors write their parameters into what they read.
-        inputs = td.select(*actor.in_keys, strict=False)
+        inputs = _readable(td, actor)
         if not self.functional:
             return actor.get_dist(inputs)
         with self.actor_network_params.to_module(actor, preserve_module_state=False):
@@ -235,7 +235,7 @@ class RSLPPOLoss(PPOLoss):
         critic = self.critic_network
         if isinstance(critic, MLPCritic) and not self.functional:
             return critic.evaluate(td)
-        inputs = td.select(*critic.in_keys, strict=False)
+        inputs = _readable(td, critic)
         if not self.functional:
             value = critic(inputs).get(self.tensor_keys.value, None)
         else:
@@ -279,6 +279,8 @@ class RSLPPOLoss(PPOLoss):
 
     def _kl(self, td: TensorDictBase, dist: Distribution, log_ratio: Tensor) -> Tensor:
         try:
+            if any(td.get(key, None) is None for key in self._parameter_keys):
+                raise KeyError  # which not every actor does
             old = self.actor_network.build_dist_from_params(td)
         except KeyError:
             self._announce(
@@ -320,6 +322,14 @@ class RSLPPOLoss(PPOLoss):
             if value.requires_grad:
                 raise ValueError(f"{show(name)} in the mini-batch requires grad: collect under no_grad.")
         return td.select(*key) if isinstance(key, list) else value
+
+
+def _readable(td: TensorDictBase, module: Any) -> TensorDictBase:
+    """A copy, of containers only, of what ``module`` reads, since modules write into what they are given.
+
+    A composite actor even writes the parameters of its heads into a group that it claims to read.
+    """
+    return td.select(*module.in_keys, strict=False).copy()
 
 
 def _as_list(key: Any) -> list[NestedKey]:

@@ -96,11 +96,11 @@ class FlatAdam:
         Raises:
             RuntimeError: a network was moved or cast since, so that its parameters left the buffer.
         """
+        self.check_in_place()
         self._gradient.zero_()
         for p, gradient in self._gradients:
             if p.grad is not gradient:
                 p.grad = gradient
-        self.check_in_place()
 
     def check_in_place(self) -> None:
         """Raises a RuntimeError if the networks' parameters are no longer views of the buffer."""

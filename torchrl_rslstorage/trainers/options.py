@@ -69,6 +69,8 @@ class TrainOptions:
     """Learn the standard deviation, or its logarithm."""
     device: str = "cpu"
     """Where everything runs: cpu, cuda, cuda:1, …"""
+    compile: bool = False
+    """Compile the optimisation step: the first one takes half a minute, the others a fraction."""
     num_threads: int = 1
     """CPU threads of torch: for small networks one is fastest, and on a busy machine by far."""
     logger: Literal["csv", "tensorboard"] = "csv"

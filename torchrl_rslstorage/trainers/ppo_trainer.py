@@ -45,11 +45,13 @@ class RSLPPOTrainer(TrainerBase):
         critic: `MLPCritic` or TorchRL's ``ValueOperator``.
         total_frames: transitions to collect in all.
         config: hyper-parameters.
-        logger: one or several TorchRL loggers; scalars are named as RSL-RL's (``Loss/value``, ``Train/mean_reward``, …).
+        logger: one or several TorchRL loggers; scalars are named as RSL-RL's (``Loss/value``,
+            ``Train/mean_reward``, …).
         checkpoint_dir: where checkpoints go; none are written without it.
         save_interval: iterations between checkpoints.
         keep_last: checkpoints kept.
         progress_bar: show TorchRL's progress bar.
+        compile: compile the optimisation step (`KLAdaptiveStepper`).
 
     Raises:
         ValueError: the collector has no `RolloutBuffer`.
@@ -80,6 +82,7 @@ class RSLPPOTrainer(TrainerBase):
         save_interval: int = 50,
         keep_last: int = 3,
         progress_bar: bool = True,
+        compile: bool = False,
     ) -> None:
         config = PPOConfig() if config is None else config
         buffer = getattr(collector, "replay_buffer", None)
@@ -109,6 +112,7 @@ class RSLPPOTrainer(TrainerBase):
             max_grad_norm=config.max_grad_norm,
             schedule=config.schedule,
             desired_kl=config.desired_kl,
+            compile=compile,
         )
         self.advantages = RolloutGAE(
             config.gamma,

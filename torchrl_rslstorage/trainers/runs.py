@@ -173,6 +173,7 @@ def _build(folder: RunFolder, options: TrainOptions, env: EnvBase) -> RSLPPOTrai
         checkpoint_dir=folder.checkpoints,
         save_interval=options.save_interval,
         progress_bar=options.progress_bar and sys.stderr.isatty(),
+        compile=options.compile,
     )
 
 
