@@ -133,6 +133,7 @@ class RSLPPOLoss(PPOLoss):
         actions = getattr(actor_network, "dist_sample_keys", [])
         if len(actions) > 1:  # PPOLoss drops all but the first where their log-probabilities are one entry
             self.set_keys(action=list(actions))
+        self._set_in_keys()
 
     def _set_in_keys(self) -> None:
         keys = self.tensor_keys
@@ -278,11 +279,8 @@ class RSLPPOLoss(PPOLoss):
         return value.mean()
 
     def _kl(self, td: TensorDictBase, dist: Distribution, log_ratio: Tensor) -> Tensor:
-        try:
-            if any(td.get(key, None) is None for key in self._parameter_keys):
-                raise KeyError  # which not every actor does
-            old = self.actor_network.build_dist_from_params(td)
-        except KeyError:
+        old = self._old_dist(td)
+        if old is None:
             self._announce(
                 "KL",
                 dist,
@@ -295,6 +293,16 @@ class RSLPPOLoss(PPOLoss):
             self._announce("KL", dist, "the estimate mean(r − 1 − log r)")
             kl = estimated_kl(log_ratio)
         return kl.mean()
+
+    def _old_dist(self, td: TensorDictBase) -> Distribution | None:
+        """The distribution that acted, where all of its parameters are there."""
+        missing = [key for key in self._parameter_keys if td.get(key, None) is None]
+        if missing:
+            return None
+        try:
+            return self.actor_network.build_dist_from_params(td)
+        except KeyError:
+            return None
 
     def _announce(self, what: str, dist: Distribution, stand_in: str) -> None:
         if what not in self._announced:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 import sys
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torchrl.checkpoint import CheckpointRotation
 from torchrl.envs import EnvBase, ExplorationType, set_exploration_type
@@ -159,7 +161,8 @@ def _run(
 def _build(folder: RunFolder, options: TrainOptions, env: EnvBase) -> RSLPPOTrainer:
     assert options.num_envs and options.num_steps_per_env and options.max_iterations
     torch.set_num_threads(options.num_threads)
-    torch.manual_seed(options.seed)
+    for seed in (torch.manual_seed, np.random.seed, random.seed):
+        seed(options.seed)
     actor, critic = _networks(options, env)
     buffer = RolloutBuffer(options.num_steps_per_env, options.num_envs, device=options.device)
     collector = RolloutCollector(env, ActorCritic(actor, critic), replay_buffer=buffer)

@@ -133,7 +133,8 @@ class KLAdaptiveStepper(OptimizationStepper):
             return self._compiled(mini_batch)
         except Exception as error:
             self._compile, self._compiled = False, None
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            # The compiler's own error stands behind "backend=... raised:".
+            reason = " ".join((str(error).strip() or type(error).__name__).splitlines()[:2])
             warnings.warn(
                 f"torch.compile is not possible here, training goes on without it: {reason}",
                 UserWarning,

@@ -1,0 +1,1 @@
+"""Side-by-side measurements against rsl-rl-lib and TorchRL's defaults: ``python -m benchmarks``."""

@@ -1,0 +1,130 @@
+"""Advantages and value targets of one window, without the critic.
+
+Every side gets its critic's answers ready-made: ours through a value network that returns them, rsl-rl-lib
+through a critic that returns them, TorchRL as entries of its batch. All three normalise the advantages over the
+window. Ours is what `RSLPPOTrainer` runs short of its check of every observation; with that check it is also
+measured ("checked"). TorchRL's default is its loop; its vectorised form stands beside it. The memcpy bound copies
+two columns ``[T, N, 1]``, which is less than any of them reads and writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from tensordict.nn import TensorDictModuleBase
+from torch import Tensor
+from torchrl.objectives.value import GAE
+
+from benchmarks.contenders import (
+    GAMMA,
+    LMBDA,
+    make_rollout,
+    our_buffer,
+    rsl_rl_networks,
+    rsl_rl_ppo,
+    rsl_rl_storage,
+    torchrl_batch,
+)
+from benchmarks.harness import (
+    OURS,
+    RSL_RL,
+    TORCHRL,
+    Contender,
+    Row,
+    Settings,
+    Shape,
+    measure,
+    memcpy,
+)
+from torchrl_rslstorage import RolloutGAE
+
+SUBJECT = "gae"
+SHAPES = ("XS", "S", "64x1024", "M", "L", "XL")
+
+
+class _ReadyValues(TensorDictModuleBase):
+    """A critic of ours that has its answers already."""
+
+    def __init__(self, key: str, values: Tensor) -> None:
+        super().__init__()
+        self.in_keys, self.out_keys = [key], ["state_value"]
+        self.values = values
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        return tensordict.set("state_value", self.values)
+
+
+class _ReadyCritic:
+    """A critic of rsl-rl-lib's that has its answers already."""
+
+    def __init__(self, values: Tensor) -> None:
+        self.values = values
+
+    def __call__(self, obs: TensorDict) -> Tensor:
+        return self.values
+
+    def get_hidden_state(self) -> None:
+        return None
+
+    def reset(self, dones: Any = None, hidden_state: Any = None) -> None:
+        pass
+
+
+def contenders(shape: Shape, settings: Settings) -> list[Contender]:
+    rollout = make_rollout(shape, settings.device)
+    buffer = our_buffer(shape, rollout, keys=["action"])
+    num_finals = len(buffer.final_observations.t)
+    ready = _ReadyValues(shape.critic_group, torch.randn(num_finals, 1, device=settings.device))
+    ours = RolloutGAE(GAMMA, LMBDA, ready, normalize=True)
+    checked = RolloutGAE(GAMMA, LMBDA, ready, normalize=True, check_observations=True)
+    found = [
+        Contender(OURS, lambda: ours(buffer)),
+        Contender("ours_checked", lambda: checked(buffer)),
+        memcpy(2 * 4 * shape.num_cells, settings.device),
+    ]
+    return found if shape.ours_alone else [*found, *_others(shape, rollout)]
+
+
+def _others(shape: Shape, rollout: TensorDict) -> list[Contender]:
+    last = rollout[-1]["next"].select(*shape.groups)
+    values = torch.randn(shape.num_envs, 1, device=rollout.device)
+    ppo = rsl_rl_ppo(*rsl_rl_networks(shape, last), rsl_rl_storage(shape, rollout))
+    ppo.critic = _ReadyCritic(values)  # type: ignore[assignment] - all that compute_returns asks of it
+
+    def rsl_rl() -> None:
+        with torch.inference_mode():  # as OnPolicyRunner.learn calls it
+            ppo.compute_returns(last)
+
+    batch = torchrl_batch(rollout)
+    for key in ("state_value", ("next", "state_value")):
+        batch[key] = torch.randn(*batch.shape, 1, device=rollout.device)
+    loop = GAE(gamma=GAMMA, lmbda=LMBDA, value_network=None, average_gae=True)
+    vectorized = GAE(gamma=GAMMA, lmbda=LMBDA, value_network=None, average_gae=True, vectorized=True)
+    with torch.no_grad():
+        loop(batch)
+
+    def torchrl(gae: GAE) -> None:
+        with torch.no_grad():
+            gae(batch)
+
+    return [
+        Contender(RSL_RL, rsl_rl),
+        Contender(TORCHRL, lambda: torchrl(loop)),
+        Contender("torchrl_vectorized", lambda: torchrl(vectorized)),
+    ]
+
+
+def run(settings: Settings) -> Iterator[Row]:
+    for shape in settings.chosen(SHAPES):
+        yield Row(SUBJECT, shape, measure(contenders(shape, settings), settings))
+
+
+if __name__ == "__main__":
+    import sys
+
+    from benchmarks.__main__ import main
+
+    main(["gae", *sys.argv[1:]])
