@@ -1,10 +1,10 @@
 """Advantages and value targets of one window, without the critic.
 
 Every side gets its critic's answers ready-made: ours through a value network that returns them, rsl-rl-lib
-through a critic that returns them, TorchRL as entries of its batch. All three normalise the advantages over the
-window. Ours is what `RSLPPOTrainer` runs short of its check of every observation; with that check it is also
-measured ("checked"). TorchRL's default is its loop; its vectorised form stands beside it. The memcpy bound copies
-two columns ``[T, N, 1]``, which is less than any of them reads and writes.
+through a critic that returns them, TorchRL as entries of its batch. All three normalise the advantages over
+the window. Ours is what `RSLPPOTrainer` runs short of its check of every observation; with that check it is
+also measured ("checked"). TorchRL's default is its loop; its vectorised form stands beside it. The memcpy
+bound copies two columns ``[T, N, 1]``, which is less than any of them reads and writes.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """One whole iteration: collect a window, update the networks.
 
 All three train on the package's pendulums, each through its own normal interface: `RSLPPOTrainer` over a
-`RolloutCollector`; rsl-rl-lib's ``OnPolicyRunner.learn(1)`` over a thin ``VecEnv`` around the same dynamics; TorchRL's
-``Collector`` and the loop of its PPO example. Logging is off everywhere; ours still counts episodes and
-fetches its metrics, which rsl-rl-lib only does when it logs.
+`RolloutCollector`; rsl-rl-lib's ``OnPolicyRunner.learn(1)`` over a thin ``VecEnv`` around the same
+dynamics; TorchRL's ``Collector`` and the loop of its PPO example. Logging is off everywhere; ours still
+counts episodes and fetches its metrics, which rsl-rl-lib only does when it logs.
 """
 
 from __future__ import annotations
@@ -130,7 +130,9 @@ def rsl_rl_runner(shape: Shape, device: torch.device) -> OnPolicyRunner:
         },
     }
     with quiet():
-        return OnPolicyRunner(PendulumVecEnv(shape.num_envs, device), config, log_dir=None, device=str(device))
+        return OnPolicyRunner(
+            PendulumVecEnv(shape.num_envs, device), config, log_dir=None, device=str(device)
+        )
 
 
 class TorchRLIteration:

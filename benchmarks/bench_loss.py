@@ -1,12 +1,13 @@
 """The loss of one mini-batch, and one whole update of 20 of them.
 
-*Loss forward* at the shape's mini-batch size (64 at XS): `RSLPPOLoss`; the lines of rsl-rl-lib's ``PPO.update``
-up to its loss, which has no function of its own; ``ClipPPOLoss`` with the networks of TorchRL's example. Beside them
-"bare": the same formula on our networks with nothing around it, and "terms": what our stepper calls.
+*Loss forward* at the shape's mini-batch size (64 at XS): `RSLPPOLoss`; the lines of rsl-rl-lib's
+``PPO.update`` up to its loss, which has no function of its own; ``ClipPPOLoss`` with the networks of
+TorchRL's example. Beside them "bare": the same formula on our networks with nothing around it, and "terms":
+what our stepper calls.
 
-*Update*, from a full window to new weights: advantages, 5 epochs x 4 mini-batches of loss, backward, clipping and
-Adam, and the means of the losses as numbers. TorchRL computes its advantages in each epoch, as its example does, and does
-not clip. All start from the same weights each time.
+*Update*, from a full window to new weights: advantages, 5 epochs x 4 mini-batches of loss, backward,
+clipping and Adam, and the means of the losses as numbers. TorchRL computes its advantages in each epoch, as
+its example does, and does not clip. All start from the same weights each time.
 """
 
 from __future__ import annotations
@@ -16,26 +17,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDictBase
 from torch import Tensor
 from torch.distributions import kl_divergence
 
-from benchmarks.contenders import (
-    CLIP,
-    ENTROPY_COEFF,
-    OurUpdate,
-    RslRlUpdate,
-    TorchRLUpdate,
-    act,
-    copy_weights,
-    make_rollout,
-    our_buffer,
-    our_loss,
-    our_networks,
-    rsl_rl_networks,
-    torchrl_batch,
-    torchrl_networks,
-)
+from benchmarks.contenders import CLIP, ENTROPY_COEFF, Updates
 from benchmarks.harness import (
     COMPILED,
     NUM_EPOCHS,
@@ -60,41 +46,11 @@ CAN_COMPILE = "compile" in inspect.signature(KLAdaptiveStepper).parameters
 NO_COMPILE = "this version cannot compile"
 
 
-class _Sides:
-    """The three updates on one rollout, from the same weights."""
-
-    def __init__(self, shape: Shape, settings: Settings) -> None:
-        torch.manual_seed(0)
-        device = settings.device
-        self.shape, self.device = shape, device
-        self.rollout = make_rollout(shape, device)
-        actor, critic = our_networks(shape, device)
-        theirs = rsl_rl_networks(shape, self.rollout[0].select(*shape.groups))
-        torchrls = torchrl_networks(shape, device)
-        copy_weights(actor, theirs[0], torchrls[0])
-        copy_weights(critic, theirs[1], torchrls[1])
-        act(self.rollout, actor, critic)
-        self.ours = self._our_update(actor, critic)
-        self.rsl_rl = RslRlUpdate(shape, self.rollout, *theirs)
-        self.torchrl = TorchRLUpdate(shape, device, *torchrls)
-        self.batch = torchrl_batch(self.rollout)
-
-    def ours_compiled(self) -> OurUpdate:
-        actor, critic = our_networks(self.shape, self.device)
-        copy_weights(self.ours.loss.actor_network, actor)
-        copy_weights(self.ours.loss.critic_network, critic)
-        return self._our_update(actor, critic, compile=True)
-
-    def _our_update(self, actor: MLPActor, critic: MLPCritic, **options: Any) -> OurUpdate:
-        buffer = our_buffer(self.shape, self.rollout, keys=our_loss(actor, critic).in_keys)
-        return OurUpdate(buffer, actor, critic, **options)
-
-
 # -- forward -----------------------------------------------------------------------------------------
 
 
 def forward_contenders(shape: Shape, settings: Settings) -> list[Contender]:
-    sides = _Sides(shape, settings)
+    sides = Updates(shape, settings.device)
     ours, ppo, torchrl = sides.ours, sides.rsl_rl.ppo, sides.torchrl
     ours.gae(ours.buffer)
     mini_batch = next(iter(ours.buffer))
@@ -150,11 +106,11 @@ def rsl_rl_loss(ppo: Any, batch: Any) -> tuple[Tensor, Tensor]:
 
 
 def update_contenders(shape: Shape, settings: Settings) -> list[Contender]:
-    sides = _Sides(shape, settings)
+    sides = Updates(shape, settings.device)
     given = sides.batch
 
     def torchrl() -> None:
-        sides.torchrl(_untouched(given))
+        sides.torchrl(given.clone(recurse=False))  # GAE writes into what it is given
 
     found = [
         Contender(OURS, sides.ours, sides.ours.restore),
@@ -165,11 +121,6 @@ def update_contenders(shape: Shape, settings: Settings) -> list[Contender]:
         compiled = sides.ours_compiled()
         found.insert(1, Contender(COMPILED, compiled, compiled.restore))
     return found
-
-
-def _untouched(batch: TensorDict) -> TensorDict:
-    """The collector's batch as it came: GAE writes into what it is given."""
-    return batch.clone(recurse=False)
 
 
 def run(settings: Settings) -> Iterator[Row]:

@@ -4,9 +4,9 @@ Two rows come out of one measurement, since the sides differ in what they do: rs
 for all epochs and has no other way; TorchRL draws a new one for each epoch and has no other way; ours does
 either. So the figures of both stand in both rows, and the first is never shown without the second.
 
-TorchRL's buffer is filled before the clock starts, although its example fills it anew in each epoch. What it
-draws is the collector's batch with ``next`` and all that GAE added. The memcpy bound is one copy of the entries
-that the loss reads, or one an epoch.
+TorchRL's buffer is filled before the clock starts, although its example fills it anew in each epoch. What
+it draws is the collector's batch with ``next`` and all that GAE added. The memcpy bound is one copy of the
+entries that the loss reads, or one an epoch.
 """
 
 from __future__ import annotations

@@ -1,17 +1,18 @@
 """The three sides, on the same data, with the same networks.
 
-A rollout is made once as a TensorDict ``[T, N]``; each side gets it in the form that its own collection leaves
-behind:
+A rollout is made once as a TensorDict ``[T, N]``; each side gets it in the form that its own collection
+leaves behind:
 
     ours         a full RolloutBuffer [T, N], sparse final observations, as RolloutCollector writes it
     rsl-rl-lib   a full RolloutStorage [T, N], as PPO.process_env_step writes it
     TorchRL      a collector's batch [N, T] with a whole `next`, as Collector yields it
 
-TorchRL's side does what its PPO example does (sota-implementations/ppo/ppo_mujoco.py): GAE in each epoch, the
-batch reshaped and extended into a ``TensorDictReplayBuffer`` over a ``LazyTensorStorage``, drawn by
-``SamplerWithoutReplacement``, ``ClipPPOLoss``, Adam. It neither clips gradients nor adapts the learning rate.
-Three things speak in its favour and are not what the example does: a plain Gaussian instead of a squashed one, ELU
-like the others, and GAE's default loop, which on a CPU is faster than the example's vectorised one.
+TorchRL's side does what its PPO example does (sota-implementations/ppo/ppo_mujoco.py): GAE in each epoch,
+the batch reshaped and extended into a ``TensorDictReplayBuffer`` over a ``LazyTensorStorage``, drawn by
+``SamplerWithoutReplacement``, ``ClipPPOLoss``, Adam. It neither clips gradients nor adapts the learning
+rate. Three things speak in its favour and are not what the example does: a plain Gaussian instead of a
+squashed one, ELU like the others, and GAE's default loop, which on a CPU is faster than the example's
+vectorised one.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from torchrl.modules import MLP, IndependentNormal, ProbabilisticActor, ValueOpe
 from torchrl.objectives import ClipPPOLoss
 from torchrl.objectives.value import GAE
 
-from benchmarks.harness import NUM_EPOCHS, NUM_MINI_BATCHES, Shape, quiet
+from benchmarks.harness import NUM_EPOCHS, NUM_MINI_BATCHES, Shape
 from torchrl_rslstorage import (
     KLAdaptiveStepper,
     MiniBatchSampler,
@@ -119,7 +120,9 @@ def our_loss(actor: MLPActor, critic: MLPCritic) -> RSLPPOLoss:
     return RSLPPOLoss(actor, critic, clip_epsilon=CLIP, entropy_coeff=ENTROPY_COEFF)
 
 
-def our_buffer(shape: Shape, rollout: TensorDict, *, keys: list[Any], reshuffle: bool = False) -> RolloutBuffer:
+def our_buffer(
+    shape: Shape, rollout: TensorDict, *, keys: list[Any], reshuffle: bool = False
+) -> RolloutBuffer:
     """A full window."""
     sampler = MiniBatchSampler(NUM_MINI_BATCHES, NUM_EPOCHS, reshuffle=reshuffle, keys=keys)
     buffer = RolloutBuffer(shape.num_steps, shape.num_envs, sampler=sampler, device=rollout.device or "cpu")
@@ -180,9 +183,7 @@ def rsl_rl_transitions(shape: Shape, rollout: TensorDict) -> list[RolloutStorage
 def rsl_rl_storage(shape: Shape, rollout: TensorDict, *, full: bool = True) -> RolloutStorage:
     observations = rollout[0].select(*shape.groups)
     device = str(rollout.device)
-    storage = RolloutStorage(
-        "rl", shape.num_envs, shape.num_steps, observations, [shape.num_actions], device
-    )
+    storage = RolloutStorage("rl", shape.num_envs, shape.num_steps, observations, [shape.num_actions], device)
     for transition in rsl_rl_transitions(shape, rollout) if full else ():
         storage.add_transition(transition)
     return storage
@@ -295,6 +296,39 @@ class TorchRLUpdate:
                 self.losses[epoch, number] = kept.detach()
         means = self.losses.apply(lambda x: x.float().mean(), batch_size=[])
         return {key: value.item() for key, value in means.items()}
+
+
+# -- the three beside each other -----------------------------------------------------------------------
+
+
+class Updates:
+    """The three updates of one rollout, from the same weights, which also made it."""
+
+    def __init__(self, shape: Shape, device: torch.device) -> None:
+        torch.manual_seed(0)
+        self.shape, self.device = shape, device
+        self.rollout = make_rollout(shape, device)
+        actor, critic = our_networks(shape, device)
+        theirs = rsl_rl_networks(shape, self.rollout[0].select(*shape.groups))
+        torchrls = torchrl_networks(shape, device)
+        copy_weights(actor, theirs[0], torchrls[0])
+        copy_weights(critic, theirs[1], torchrls[1])
+        act(self.rollout, actor, critic)
+        self.ours = self._our_update(actor, critic)
+        self.rsl_rl = RslRlUpdate(shape, self.rollout, *theirs)
+        self.torchrl = TorchRLUpdate(shape, device, *torchrls)
+        self.batch = torchrl_batch(self.rollout)
+
+    def ours_compiled(self) -> OurUpdate:
+        """Ours again, through ``torch.compile``, on networks of its own."""
+        actor, critic = our_networks(self.shape, self.device)
+        copy_weights(self.ours.loss.actor_network, actor)
+        copy_weights(self.ours.loss.critic_network, critic)
+        return self._our_update(actor, critic, compile=True)
+
+    def _our_update(self, actor: MLPActor, critic: MLPCritic, **options: Any) -> OurUpdate:
+        buffer = our_buffer(self.shape, self.rollout, keys=our_loss(actor, critic).in_keys)
+        return OurUpdate(buffer, actor, critic, **options)
 
 
 # -- the same start for all --------------------------------------------------------------------------

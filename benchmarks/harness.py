@@ -33,10 +33,6 @@ from typing import Any
 
 import torch
 
-# In TorchRL's favour: its advice on every `ReplayBuffer.add` of a row is not made up, nor paid for. TorchRL
-# reads this when it is imported, which is after this file.
-os.environ.setdefault("RL_WARNINGS", "0")
-
 OURS, RSL_RL, TORCHRL, MEMCPY = "ours", "rsl_rl_lib", "torchrl", "memcpy"
 COMPILED = "ours_compiled"
 
@@ -99,7 +95,7 @@ _LEGGED = ({"policy": 48, "critic": 235}, 12)  # RSL-RL's rough-terrain ANYmal: 
 def parse_shape(text: str, hidden_dims: Sequence[int] | None = None) -> Shape:
     """A shape by name (XS, S, M, L, XL) or as steps x environments ("64x1024").
 
-    Up to 256 environments look like Gymnasium's tasks, above that like legged robots; networks grow with them.
+    Up to 256 environments look like Gymnasium's tasks, more like legged robots; networks grow with them.
     """
     steps_envs = _NAMED.get(text.upper())
     name = text.upper() if steps_envs else text
@@ -144,14 +140,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options that every subject takes."""
     parser.add_argument("--device", type=torch.device, default="cpu", help="cpu or cuda")
     parser.add_argument(
-        "--shape", nargs="+", metavar="SHAPE", help="XS S M L XL, or STEPSxENVS; by default each subject's own"
+        "--shape",
+        nargs="+",
+        metavar="SHAPE",
+        help="XS S M L XL, or STEPSxENVS; by default each subject's own",
     )
-    parser.add_argument("--rounds", type=int, help="rounds of each row; by default as many as --seconds allows")
     parser.add_argument(
-        "--seconds", type=float, default=5.0, help=f"time for each row, at least {MIN_ROUNDS} rounds (default 5)"
+        "--rounds", type=int, help="rounds of each row; by default as many as --seconds allows"
     )
     parser.add_argument(
-        "--compile", action="store_true", help="also measure our updates through torch.compile, beside the eager ones"
+        "--seconds",
+        type=float,
+        default=5.0,
+        help=f"time for each row, at least {MIN_ROUNDS} rounds (default 5)",
+    )
+    parser.add_argument(
+        "--compile",
+        action="store_true",
+        help="also measure our updates through torch.compile, beside the eager ones",
     )
     parser.add_argument(
         "--clock",
@@ -159,7 +165,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="wall",
         help="cpu counts this thread's time only, which other processes on the machine disturb less",
     )
-    parser.add_argument("--hidden", type=int, nargs="+", metavar="WIDTH", help="hidden layers of all networks")
+    parser.add_argument(
+        "--hidden", type=int, nargs="+", metavar="WIDTH", help="hidden layers of all networks"
+    )
     parser.add_argument("--iterations", type=int, default=1000, help="of the search for memory growth")
 
 

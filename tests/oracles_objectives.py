@@ -64,7 +64,7 @@ def make_actor(in_features: int = 3, action_dim: int = 2, seed: int = 1, **optio
 
 
 def make_rollout(plan: Sizes, dtype: torch.dtype = torch.float64) -> TensorDict:
-    """``[T, N]`` with a full ``next``: the next observation is the next row or, after ``done``, a final one."""
+    """``[T, N]`` with a full ``next``: the next observation is the next row or, after ``done``, final."""
     T, N = plan.num_steps, plan.num_envs
     rng = torch.Generator().manual_seed(plan.seed)
 

@@ -176,6 +176,21 @@ def test_under_rsl_rls_rule_advantages_and_targets_are_those_of_its_compute_retu
         assert torch.allclose(window["value_target"], ppo.storage.returns, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("discounts", [(0.99, 0.95), (0.9, 0.8)])
+def test_in_float32_advantages_and_targets_are_rsl_rls_to_the_last_bit(seed, discounts):
+    torch.manual_seed(seed)
+    ppo = rsl_rl_ppo(Problem(9, 4), gamma=discounts[0], lam=discounts[1])
+    rollout = rsl_rl_rollout(ppo, Problem(9, 4))
+    # A batch of another size may round its values otherwise: only RSL-RL evaluates here.
+    after = rollout["next"]
+    after["state_value"] = torch.zeros(9, 4, 1)
+    after["state_value"][-1] = ppo.critic(after[-1]).detach()
+    window = RolloutGAE(*discounts, time_out="rsl_rl", normalize=True)(rollout, time_dim=0)
+    assert torch.equal(window["value_target"], ppo.storage.returns)
+    assert torch.equal(window["advantage"], ppo.storage.advantages)
+
+
 def test_rsl_rls_rule_does_not_read_final_observations_of_truncated_steps():
     rollout = with_values(make_rollout(LONG), CRITIC)
     gae = RolloutGAE(0.9, 0.8, CRITIC, time_out="rsl_rl")
@@ -347,18 +362,30 @@ def faulty(key, t: int, n: int, bad: float) -> TensorDict:
     return rollout.set("action_log_prob", -rollout["observation"].square().sum(-1))
 
 
+WHERE = [
+    (("next", "reward"), 3),
+    ("observation", 2),
+    ("privileged", 4),
+    (("next", "observation"), 4),
+    (("next", "privileged"), 4),
+]
+
+
+@pytest.mark.parametrize("as_buffer", [True, False])
+@pytest.mark.parametrize(("key", "t"), WHERE)
+def test_nan_is_refused_without_being_asked_for(key, t, as_buffer):
+    rollout = faulty(key, t, 1, NAN)
+    gae = RolloutGAE(0.9, 0.8, make_critic(("observation", "privileged"), 5))
+    name = f"'{key}'" if isinstance(key, str) else repr(key)
+    with pytest.raises(
+        ValueError, match=re.escape(f"{name} is nan at step {t} of environment 1 (1 of 15 cells")
+    ):
+        gae(in_buffer(rollout)) if as_buffer else gae(rollout, time_dim=0)
+
+
 @pytest.mark.parametrize("bad", [NAN, INF, -INF])
 @pytest.mark.parametrize("as_buffer", [True, False])
-@pytest.mark.parametrize(
-    ("key", "t"),
-    [
-        (("next", "reward"), 3),
-        ("observation", 2),
-        ("privileged", 4),
-        (("next", "observation"), 4),
-        (("next", "privileged"), 4),
-    ],
-)
+@pytest.mark.parametrize(("key", "t"), WHERE)
 def test_nan_and_inf_are_refused_by_key_step_and_environment(key, t, bad, as_buffer):
     rollout = faulty(key, t, 1, bad)
     gae = RolloutGAE(0.9, 0.8, make_critic(("observation", "privileged"), 5), check_observations=True)

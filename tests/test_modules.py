@@ -366,6 +366,14 @@ def test_gradients_through_a_diagonal_gaussian_are_those_of_torchs_independent_n
         assert torch.allclose(a, b, rtol=1e-8, atol=1e-9)
 
 
+@pytest.mark.parametrize("shape", [(2,), (7, 2)], ids=["shared std", "own std"])
+def test_in_float32_log_probabilities_are_torchs_to_the_last_bit(shape):
+    torch.manual_seed(0)
+    loc, scale, action = torch.randn(7, 2), torch.rand(shape) + 0.1, torch.randn(7, 2)
+    expected = torch.distributions.Normal(loc, scale).log_prob(action).sum(-1)
+    assert torch.equal(DiagonalGaussian(loc, scale).log_prob(action), expected)
+
+
 def test_a_sample_has_no_gradient():
     dist = DiagonalGaussian(torch.zeros(2, 3, requires_grad=True), torch.ones(3, requires_grad=True))
     assert not dist.sample().requires_grad

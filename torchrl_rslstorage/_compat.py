@@ -17,6 +17,7 @@ from torch import Tensor
 from torchrl.data import LazyTensorStorage, ReplayBuffer
 from torchrl.data.replay_buffers import Sampler
 from torchrl.data.replay_buffers.writers import Writer
+from torchrl.envs import EnvBase
 from torchrl.trainers import Trainer
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "WriterBase",
     "dispatch",
     "foreach_copy_",
+    "resets_after_step",
 ]
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -41,6 +43,22 @@ def dispatch(method: Method) -> Method:
 def foreach_copy_(targets: list[Tensor], sources: list[Tensor]) -> None:
     """Copies many tensors in one call (torch 2: underscored, as all of its foreach functions are)."""
     cast("Any", torch)._foreach_copy_(targets, sources)
+
+
+def resets_after_step(env: EnvBase) -> bool:
+    """Whether ``step_and_maybe_reset`` is ``step``, ``step_mdp`` and ``maybe_reset``, with room in between.
+
+    TorchRL 0.14, envs/common.py: not where the environment has a method of its own or a compiled one,
+    where its simulator resets itself, or where a transform hooks in.
+    """
+    cls, own = type(env), vars(env)
+    return (
+        cls.step_and_maybe_reset is EnvBase.step_and_maybe_reset
+        and cls._step_and_maybe_reset is EnvBase._step_and_maybe_reset
+        and own.get("_compiled_step_and_maybe_reset") is None
+        and not own.get("_torchrl_native_autoreset", False)
+        and env._post_step_mdp_hooks is None
+    )
 
 
 class ModuleBase(TensorDictModuleBase):
@@ -146,3 +164,9 @@ class TrainerBase(Trainer):
     def _show_progress(self, **values: float) -> None:
         if self.progress_bar:
             self._pbar_str.update(values)
+
+    def _resume_progress(self) -> None:
+        # The stock loop starts its bar at zero, also in the middle of a run.
+        if self.progress_bar:
+            self._pbar.initial = self._pbar.n = self.collected_frames
+            self._pbar.refresh()

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 from torchrl.checkpoint import CheckpointError
 
 from torchrl_rslstorage._extras import require_extra
+from torchrl_rslstorage._files import finite
 from torchrl_rslstorage.trainers.options import TrainOptions
 from torchrl_rslstorage.trainers.run_folder import RunFolderError
 from torchrl_rslstorage.trainers.runs import evaluate_run, resume_run, start_run
@@ -96,5 +97,5 @@ def main(args: Sequence[str] | None = None) -> None:
     except _USER_ERRORS as error:
         # A KeyError prints its message quoted.
         message = error.args[0] if isinstance(error, KeyError) and error.args else error
-        sys.exit(f"rslstorage: {message}")
-    print(json.dumps(result, indent=2))
+        sys.exit("rslstorage: " + " ".join(str(message).split()))
+    print(json.dumps(finite(result), indent=2))

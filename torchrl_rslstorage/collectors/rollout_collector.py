@@ -2,27 +2,39 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 from tensordict import TensorDict, TensorDictBase
+from torch import Tensor
 from torchrl.collectors import BaseCollector
-from torchrl.envs import EnvBase, ExplorationType, set_exploration_type
+from torchrl.envs import (
+    EnvBase,
+    ExplorationType,
+    ParallelEnv,
+    SerialEnv,
+    TransformedEnv,
+    set_exploration_type,
+)
 
+from torchrl_rslstorage._compat import resets_after_step
 from torchrl_rslstorage.collectors.statistics import EpisodeStatistics
 from torchrl_rslstorage.data import RolloutBuffer
-from torchrl_rslstorage.data.leaves import leaves, nest
+from torchrl_rslstorage.data.leaves import Key, leaves, nest
 from torchrl_rslstorage.envs import BatchedEnv
 
 
 class RolloutCollector(BaseCollector):
     """Fills a `RolloutBuffer`, one window an iteration, and yields ``None`` when it is full.
 
-    The root half of a row is copied *before* ``env.step``, so that simulators which overwrite their tensors
-    in place (mjlab, Isaac Lab) cannot corrupt it; nothing is kept but the window itself. Runs under
+    A row is copied in two halves, the root *before* ``env.step`` and ``next`` before environments that are
+    done are reset, so that simulators which overwrite their tensors in place (mjlab, Isaac Lab) cannot
+    corrupt it; nothing is kept but the window itself. (An environment with a ``step_and_maybe_reset`` of its
+    own steps and resets at once: it must leave what it handed out alone until the next step.) Runs under
     ``no_grad`` and acts by sampling. Episode returns and lengths are counted on the device.
 
     Whoever iterates empties the buffer between two windows (`RSLPPOTrainer` does).
@@ -40,6 +52,7 @@ class RolloutCollector(BaseCollector):
 
     Raises:
         ValueError: the environment's batch size is not ``[N]``, or the buffer has transforms.
+        OverflowError: the window was not emptied since the last iteration.
 
     Examples:
         >>> from torchrl_rslstorage import ActorCritic, MLPActor, MLPCritic, PendulumEnv
@@ -64,7 +77,7 @@ class RolloutCollector(BaseCollector):
         total_frames: int = -1,
         skip_first_episode: bool | None = None,
         episode_window: int = 100,
-        exploration_type: ExplorationType = ExplorationType.RANDOM,
+        exploration_type: ExplorationType | str = ExplorationType.RANDOM,
     ) -> None:
         super().__init__()
         num_envs = replay_buffer.num_envs
@@ -80,7 +93,7 @@ class RolloutCollector(BaseCollector):
                 "append them to the environment (TransformedEnv), or use TorchRL's Collector."
             )
         if skip_first_episode is None:
-            skip_first_episode = bool(getattr(env, "partial_first_episodes", False))
+            skip_first_episode = _says(base_env(env), "partial_first_episodes")
         self.env = env
         self.policy = policy
         self.replay_buffer = replay_buffer
@@ -95,34 +108,56 @@ class RolloutCollector(BaseCollector):
 
     @torch.no_grad()
     def rollout(self) -> None:
-        """Fills the window from its present row to its end."""
+        """Fills the window from its present row to its end.
+
+        Raises:
+            OverflowError: it is full already.
+        """
         buffer, policy, writer = self.replay_buffer, self.policy, self.replay_buffer.writer
-        lean = isinstance(self.env, BatchedEnv)
+        if buffer.is_full:
+            raise OverflowError(
+                f"The window is full ({buffer.num_steps} rows): take its mini-batches, then call "
+                "buffer.empty(), before the next one is collected."
+            )
+        ours = self.env if isinstance(self.env, BatchedEnv) else None
+        apart = resets_after_step(self.env)
         with set_exploration_type(self.exploration_type):
             carrier = self._start()
             for _ in range(buffer.num_steps - buffer.num_rows):
                 carrier = policy(carrier)
                 writer.write_root(carrier)
                 # What a policy leaves under `next` (a recurrent state) is TorchRL's to carry on.
-                if lean and "next" not in carrier.keys():
-                    carrier = self._step_leaves(carrier)
+                if ours is not None and "next" not in carrier.keys():
+                    carrier = self._step_leaves(ours, carrier)
+                elif apart:
+                    carrier = self._step_then_reset(carrier)
                 else:
                     carrier = self._step(carrier)
                 self._carrier = carrier
-        self.num_frames += self.requested_frames_per_batch
+                self.num_frames += buffer.num_envs
 
     def _step(self, carrier: TensorDictBase) -> TensorDictBase:
         stepped, following = self.env.step_and_maybe_reset(carrier)
+        return following.set("is_init", self._write_next(stepped))
+
+    def _step_then_reset(self, carrier: TensorDictBase) -> TensorDictBase:
+        """`_step` in two: what the step handed out is copied before a reset can overwrite it."""
+        stepped = self.env.step(carrier)
+        done = self._write_next(stepped)
+        return self.env.maybe_reset(self.env.step_mdp(stepped)).set("is_init", done)
+
+    def _write_next(self, stepped: TensorDictBase) -> Tensor:
+        """Closes the row; returns done flags that no reset will overwrite."""
         after = stepped.get("next")
         self.replay_buffer.writer.write_next(after)
-        done = after.get("done")
+        done = after.get("done").clone()
         self.statistics.update(after.get("reward"), done)
-        return following.set("is_init", done)
+        return done
 
-    def _step_leaves(self, carrier: TensorDictBase) -> TensorDictBase:
+    def _step_leaves(self, env: BatchedEnv, carrier: TensorDictBase) -> TensorDictBase:
         """`_step` for our own environments: three TensorDicts a step fewer."""
-        after, observations = self.env.step_leaves(carrier.get("action"))
-        self.replay_buffer.writer.write_next_leaves(after)
+        after, observations = env.step_leaves(carrier.get("action"))
+        self.replay_buffer.writer.write_next_leaves(cast("dict[Key, Tensor]", after))
         done = after["done"]
         self.statistics.update(after["reward"], done)
         for key, value in observations.items():
@@ -160,7 +195,8 @@ class RolloutCollector(BaseCollector):
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
         """Seeds the environment; returns the seed that follows."""
-        return self.env.set_seed(seed, static_seed=static_seed)
+        following = self.env.set_seed(seed, static_seed=static_seed)
+        return seed if following is None else following
 
     def shutdown(
         self,
@@ -173,13 +209,15 @@ class RolloutCollector(BaseCollector):
             self.env.close(raise_if_closed=raise_on_error)
 
     def state_dict(self) -> OrderedDict[str, Any]:
-        """Frames, statistics, and, where the environment can save its state, it and the next root."""
+        """Frames, statistics, transforms; where the environment can save its state, it and the next root."""
         state: OrderedDict[str, Any] = OrderedDict(
             num_frames=self.num_frames, statistics=self.statistics.state_dict()
         )
         base = base_env(self.env)
-        if self._carrier is not None and getattr(base, "can_save_state", False):
-            state["env"] = base.state_dict()
+        if base is not self.env:
+            state["transforms"] = copy.deepcopy(self.env.state_dict())
+        if self._carrier is not None and _says(base, "can_save_state"):
+            state["env"] = copy.deepcopy(base.state_dict())
             state["carrier"] = {key: value.clone() for key, value in leaves(self._carrier).items()}
         return state
 
@@ -188,9 +226,11 @@ class RolloutCollector(BaseCollector):
 
         An environment that cannot save its state starts new episodes, and a warning says so.
         """
-        self.num_frames = state_dict["num_frames"]
         self.statistics.load_state_dict(state_dict["statistics"])
+        self.num_frames = state_dict["num_frames"]
         base = base_env(self.env)
+        if "transforms" in state_dict:
+            self.env.load_state_dict(state_dict["transforms"])
         if "env" in state_dict:
             base.load_state_dict(state_dict["env"])
             self._carrier = TensorDict(
@@ -208,10 +248,14 @@ class RolloutCollector(BaseCollector):
             )
 
 
-def base_env(env: Any) -> Any:
+def base_env(env: EnvBase) -> EnvBase:
     """The environment below all of TorchRL's transforms."""
-    while True:
-        inner = getattr(env, "base_env", None)
-        if inner is None or inner is env:
-            return env
-        env = inner
+    while isinstance(env, TransformedEnv):
+        env = env.base_env
+    return env
+
+
+def _says(env: EnvBase, name: str) -> bool:
+    """Whether the environment says so of itself (`BatchedEnv` has the names)."""
+    # SerialEnv and ParallelEnv pass on what they do not have: a list, one answer for each of theirs.
+    return not isinstance(env, SerialEnv | ParallelEnv) and bool(getattr(env, name, False))

@@ -29,6 +29,9 @@ class EpisodeStatistics:
         skip_first: leave out every environment's first episode, for environments that start in the
             middle of one.
 
+    Raises:
+        ValueError: ``window`` is below one.
+
     Examples:
         >>> import torch
         >>> from torchrl_rslstorage import EpisodeStatistics
@@ -47,14 +50,17 @@ class EpisodeStatistics:
         device: torch.device | str | None = None,
         skip_first: bool = False,
     ) -> None:
+        if window < 1:
+            raise ValueError(f"`window` must be at least 1, got {window}.")
         self.window = window
-        kind = {"dtype": torch.float64, "device": device}
-        self._sums = torch.zeros(2, num_envs, **kind)  # return and length of the running episodes
+        # Return and length of the running episodes.
+        self._sums = torch.zeros(2, num_envs, dtype=torch.float64, device=device)
         self._returns, self._lengths = self._sums.unbind(0)
         # One slot more than the window: what must not be counted is written there.
-        self._ring = torch.full((2, window + 1), torch.nan, **kind)
+        self._ring = torch.full((2, window + 1), torch.nan, dtype=torch.float64, device=device)
         self._count = torch.zeros((), dtype=torch.int64, device=device)
         self._skip = torch.full((num_envs,), skip_first, device=device)
+        self._looking_is_free = self._sums.device.type == "cpu"
 
     def update(self, reward: Tensor, done: Tensor) -> None:
         """Takes in one step.
@@ -63,10 +69,10 @@ class EpisodeStatistics:
             reward: ``[N, 1]``.
             done: ``[N, 1]`` bool, the episode ended with this step.
         """
-        self._returns.add_(reward.view(-1))
+        self._returns.add_(reward.reshape(-1))
         self._lengths.add_(1)
-        ended = done.view(-1)
-        if ended.device.type == "cpu" and not bool(ended.any()):
+        ended = done.reshape(-1)
+        if self._looking_is_free and not bool(ended.any()):
             return
         counted = ended & ~self._skip
         rank = counted.cumsum(0) - 1
@@ -95,9 +101,19 @@ class EpisodeStatistics:
         }
 
     def load_state_dict(self, state_dict: dict[str, Tensor]) -> None:
-        """Takes back what `state_dict` gave."""
-        self._sums.copy_(state_dict["sums"])
-        self._ring.copy_(state_dict["ring"])
+        """Takes back what `state_dict` gave.
+
+        Raises:
+            ValueError: it counts another number of environments, or over another window.
+        """
+        sums, ring = state_dict["sums"], state_dict["ring"]
+        if sums.shape != self._sums.shape or ring.shape != self._ring.shape:
+            raise ValueError(
+                f"The saved statistics count {sums.shape[1]} environments over {ring.shape[1] - 1} episodes, "
+                f"these {self._sums.shape[1]} over {self.window}."
+            )
+        self._sums.copy_(sums)
+        self._ring.copy_(ring)
         self._count.copy_(state_dict["count"])
         self._skip.copy_(state_dict["skip"])
 

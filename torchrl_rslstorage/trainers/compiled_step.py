@@ -13,6 +13,9 @@ from torchrl_rslstorage.data.leaves import Key, leaves, nest
 from torchrl_rslstorage.trainers.flat_adam import FlatAdam
 from torchrl_rslstorage.trainers.learning_rate import adapted_learning_rate
 
+_ROUNDED_KL = 1e-6
+"""A fused KL of a policy with itself is not exactly zero; the first real one is about 1e-5."""
+
 
 class CompiledStep:
     """A whole step through ``torch.compile``: no autograd engine, no call per layer, no call per parameter.
@@ -47,19 +50,25 @@ class CompiledStep:
     def __call__(self, mini_batch: TensorDictBase) -> Tensor:
         """Takes one step; returns the loss terms, stacked."""
         flat = leaves(mini_batch)
-        metrics = self._run(tuple(flat), list(flat.values()), mini_batch.batch_size)
+        metrics, learning_rate = self._run(tuple(flat), list(flat.values()), mini_batch.batch_size)
+        # Out here: torch 2.13 loses what a graph writes into a float64 scalar on the CPU.
+        self._optimizer.learning_rate.copy_(learning_rate)
         # A CUDA graph writes its next results into the same memory.
         return metrics.clone()
 
-    def _step(self, keys: tuple[Key, ...], tensors: list[Tensor], batch_size: torch.Size) -> Tensor:
+    def _step(
+        self, keys: tuple[Key, ...], tensors: list[Tensor], batch_size: torch.Size
+    ) -> tuple[Tensor, Tensor]:
         mini_batch = TensorDict(nest(dict(zip(keys, tensors, strict=True))), batch_size)
         optimizer = self._optimizer
-        flat, *_, learning_rate = optimizer.state
-        gradient, (_, (metrics, kl)) = grad_and_value(self._objective, has_aux=True)(flat, mini_batch)
+        gradient, (_, (metrics, kl)) = grad_and_value(self._objective, has_aux=True)(
+            optimizer.state[0], mini_batch
+        )
+        learning_rate = optimizer.learning_rate
         if self._desired_kl is not None:
-            learning_rate.copy_(adapted_learning_rate(learning_rate, kl, self._desired_kl))
-        optimizer.clip_and_step_(gradient, self._max_grad_norm)
-        return metrics
+            learning_rate = adapted_learning_rate(learning_rate, kl, self._desired_kl, zero_kl=_ROUNDED_KL)
+        optimizer.clip_and_step_(gradient, self._max_grad_norm, learning_rate)
+        return metrics, learning_rate.clone()
 
     def _objective(self, flat: Tensor, mini_batch: TensorDictBase) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         parameters = {

@@ -10,8 +10,7 @@ from typing import Literal
 class PPOConfig:
     """PPO's hyper-parameters (names and defaults: rsl_rl 5.5.1, algorithms/ppo.py).
 
-    Raises:
-        ValueError: a value outside its range; the message names it.
+    `RSLPPOTrainer` checks them.
 
     Examples:
         >>> from torchrl_rslstorage import PPOConfig
@@ -52,7 +51,12 @@ class PPOConfig:
     time_out: Literal["final_observation", "rsl_rl"] = "final_observation"
     """Bootstrap time-outs from the true final observation, or by RSL-RL's rule V(s_t)."""
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
+        """Refuses what cannot be trained with.
+
+        Raises:
+            ValueError: a value is outside its range; the message names it.
+        """
         at_least_one = ("num_learning_epochs", "num_mini_batches")
         positive = ("clip_param", "learning_rate", "max_grad_norm", "desired_kl")
         not_negative = ("value_loss_coef", "entropy_coef")

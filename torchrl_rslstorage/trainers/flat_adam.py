@@ -75,7 +75,7 @@ class FlatAdam:
         runs = [[self._spans[p] for p in network] for network in learned if network]
         self._runs = [slice(min(s.start for s in run), max(s.stop for s in run)) for run in runs]
         self._norms = [self._gradient[run] for run in self._runs]
-        self._lr = lr
+        self.learning_rate = lr
         self._mean = torch.zeros_like(self._gradient)
         self._square = torch.zeros_like(self._gradient)
         self._steps = torch.zeros((), dtype=torch.float32, device=lr.device)
@@ -131,7 +131,7 @@ class FlatAdam:
             [self._steps],
             fused=True,
             amsgrad=False,
-            lr=self._lr,
+            lr=self.learning_rate,
             **_OPTIONS,
         )
 
@@ -140,14 +140,14 @@ class FlatAdam:
     @property
     def state(self) -> list[Tensor]:
         """Every tensor that a step changes."""
-        return [self._flat, self._mean, self._square, self._steps, self._lr]
+        return [self._flat, self._mean, self._square, self._steps, self.learning_rate]
 
     def views(self, flat: Tensor) -> dict[nn.Parameter, Tensor]:
         """Each parameter's part of ``flat``, in its shape."""
         parts = flat.split([span.stop - span.start for span in self._spans.values()])
         return {p: part.view(p.shape) for p, part in zip(self._spans, parts, strict=True)}
 
-    def clip_and_step_(self, gradient: Tensor, max_norm: float) -> None:
+    def clip_and_step_(self, gradient: Tensor, max_norm: float, learning_rate: Tensor) -> None:
         """What `clip_grad_norm_` and `step` do, on a flat gradient; equal up to rounding.
 
             m ← β₁·m + (1 − β₁)·g,  v ← β₂·v + (1 − β₂)·g²
@@ -162,7 +162,7 @@ class FlatAdam:
         self._steps.add_(1)
         self._mean.lerp_(gradient, 1 - beta1)
         self._square.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-        size = (self._lr / (1 - beta1**self._steps)).to(gradient.dtype)
+        size = (learning_rate / (1 - beta1**self._steps)).to(gradient.dtype)
         root = self._square.sqrt() / (1 - beta2**self._steps).sqrt().to(gradient.dtype)
         self._flat.sub_(size * self._mean / (root + _OPTIONS["eps"]))
 
@@ -178,7 +178,7 @@ class FlatAdam:
             }
             for number, p in enumerate(self.parameters)
         }
-        template = torch.optim.Adam(self.parameters, lr=self._lr, fused=True).state_dict()
+        template = torch.optim.Adam(self.parameters, lr=self.learning_rate, fused=True).state_dict()
         return {"state": state, "param_groups": template["param_groups"]}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -199,4 +199,4 @@ class FlatAdam:
             self._mean[span] = saved["exp_avg"].reshape(-1)
             self._square[span] = saved["exp_avg_sq"].reshape(-1)
             self._steps.copy_(saved["step"])
-        self._lr.copy_(torch.as_tensor(state_dict["param_groups"][0]["lr"]))
+        self.learning_rate.copy_(torch.as_tensor(state_dict["param_groups"][0]["lr"]))

@@ -96,6 +96,8 @@ class TrainOptions:
         for name in ("num_envs", "num_steps_per_env", "max_iterations", "save_interval", "num_threads"):
             if values[name] < 1:
                 raise ValueError(f"`{name}` must be at least 1, got {values[name]}.")
+        check_seed(self.seed)
+        self.ppo.check()
         values["hidden_dims"] = tuple(values["hidden_dims"])
         return TrainOptions(**values)
 
@@ -119,3 +121,13 @@ class TrainOptions:
             raise RunFolderError(
                 f"{run_dir / 'config.json'} is not a config of this version: {error}."
             ) from error
+
+
+def check_seed(seed: int) -> None:
+    """Refuses a seed that one of the generators cannot take.
+
+    Raises:
+        ValueError: it is negative, or needs more than 32 bits (what NumPy's generators take).
+    """
+    if not 0 <= seed < 2**32:
+        raise ValueError(f"`seed` must be between 0 and {2**32 - 1}, got {seed}.")

@@ -14,6 +14,7 @@ One iteration, and the hook that each part stands on:
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,12 +22,14 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
-from torchrl.checkpoint import Checkpoint, CheckpointError, CheckpointRotation, GlobalRNGState
+from torchrl.checkpoint import CheckpointRotation, GlobalRNGState
 from torchrl.record.loggers.common import Logger
 
 from torchrl_rslstorage._compat import TrainerBase
+from torchrl_rslstorage.collectors import RolloutCollector
 from torchrl_rslstorage.data import MiniBatchSampler, RolloutBuffer
 from torchrl_rslstorage.objectives import RolloutGAE, RSLPPOLoss
+from torchrl_rslstorage.trainers.checkpoints import checkpoint_of, latest_checkpoint, load_checkpoint
 from torchrl_rslstorage.trainers.config import PPOConfig
 from torchrl_rslstorage.trainers.stepper import KLAdaptiveStepper
 
@@ -54,7 +57,8 @@ class RSLPPOTrainer(TrainerBase):
         compile: compile the optimisation step (`KLAdaptiveStepper`).
 
     Raises:
-        ValueError: the collector has no `RolloutBuffer`.
+        ValueError: the collector has no `RolloutBuffer`, a number is out of its range, or there are more
+            mini-batches than transitions in a window.
 
     Examples:
         >>> from torchrl_rslstorage import ActorCritic, MLPActor, MLPCritic, PendulumEnv
@@ -90,6 +94,16 @@ class RSLPPOTrainer(TrainerBase):
             raise ValueError(
                 f"The collector must fill a RolloutBuffer, but its replay_buffer is {type(buffer).__name__}: "
                 "pass replay_buffer=RolloutBuffer(num_steps, num_envs) to it."
+            )
+        config.check()
+        if save_interval < 1:
+            raise ValueError(f"`save_interval` must be at least 1, got {save_interval}.")
+        transitions = buffer.num_steps * buffer.num_envs
+        if config.num_mini_batches > transitions:
+            raise ValueError(
+                f"`num_mini_batches` is {config.num_mini_batches}, but a window holds {transitions} "
+                f"transitions ({buffer.num_steps} steps x {buffer.num_envs} environments): each mini-batch "
+                "needs at least one."
             )
         loggers = [] if logger is None else [logger] if isinstance(logger, Logger) else list(logger)
         self.loggers = loggers
@@ -158,6 +172,7 @@ class RSLPPOTrainer(TrainerBase):
         self._averages: torch.Tensor | None = None
         self._clock = time.perf_counter()
         self._collect_seconds = 0.0
+        self.register_op("setup", self._resume_progress)
         self.register_op("pre_optim_steps", self._begin_update)
         self.register_op("process_optim_batch", self._next_mini_batch)
         self.register_op("post_optim_complete_log", self._keep_averages)
@@ -195,7 +210,8 @@ class RSLPPOTrainer(TrainerBase):
         for logger in self.loggers:
             for name, value in self.metrics.items():
                 logger.log_scalar(name, value, step=self.collected_frames)
-        self._show_progress(mean_reward=self.metrics["Train/mean_reward"])
+        shown = "Train/mean_reward" if "Train/mean_reward" in self.metrics else "Train/mean_step_reward"
+        self._show_progress(**{shown.removeprefix("Train/"): self.metrics[shown]})
         self.buffer.empty(empty_write_count=False)
         self._clock = time.perf_counter()
 
@@ -227,8 +243,6 @@ class RSLPPOTrainer(TrainerBase):
             summary = statistics.summary()
             metrics["Train/mean_reward"] = summary.mean_return
             metrics["Train/mean_episode_length"] = summary.mean_length
-        else:
-            metrics["Train/mean_reward"] = fetched["step_reward"]
         learn_seconds = self._lap()
         seconds = self._collect_seconds + learn_seconds
         self.seconds += seconds
@@ -246,11 +260,12 @@ class RSLPPOTrainer(TrainerBase):
 
     def checkpoint_components(self) -> dict[str, Any]:
         """What a checkpoint holds: everything that the next number depends on."""
+        collector = self.collector
         return {
             "actor": self.actor,
             "critic": self.critic,
             "stepper": self.stepper,
-            "collector": self.collector,
+            "collector": collector if isinstance(collector, RolloutCollector) else _StockCollector(collector),
             "replay_buffer": self.buffer,
             "trainer": _Counters(self),
             "rng": GlobalRNGState(),
@@ -261,7 +276,7 @@ class RSLPPOTrainer(TrainerBase):
         if self._checkpoint_rotation is None:
             return
         if force_save or self.num_iterations % self.save_interval == 0:
-            checkpoint = Checkpoint(**self.checkpoint_components())
+            checkpoint = checkpoint_of(self.checkpoint_components())
             self._checkpoint_rotation.save(checkpoint, step=self.collected_frames)
 
     def load_checkpoint(self, path: str | Path) -> None:
@@ -275,8 +290,34 @@ class RSLPPOTrainer(TrainerBase):
 
     @property
     def latest_checkpoint(self) -> Path | None:
-        """The newest whole checkpoint in ``checkpoint_dir``."""
-        return None if self._checkpoint_rotation is None else self._checkpoint_rotation.latest()
+        """The newest whole checkpoint in ``checkpoint_dir``; None if none was written yet.
+
+        Raises:
+            CheckpointError: there are checkpoints, but not one that is whole.
+        """
+        rotation = self._checkpoint_rotation
+        return None if rotation is None else latest_checkpoint(rotation.directory)
+
+
+class _StockCollector:
+    """TorchRL's collector, which saves transforms and policy but no environment, as a component."""
+
+    def __init__(self, collector: Any) -> None:
+        self._collector = collector
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._collector.state_dict()
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        # Strictly, an environment would miss the state that was never saved.
+        self._collector.load_state_dict(state_dict, strict=False)
+        warnings.warn(
+            f"TorchRL's {type(self._collector).__name__} does not save its environment: episodes start anew "
+            "here, so the numbers that follow differ from those of a run that was never interrupted. "
+            "RolloutCollector saves environments that can be saved.",
+            UserWarning,
+            stacklevel=2,
+        )
 
 
 class _Counters:
@@ -300,14 +341,3 @@ class _Counters:
         trainer.collected_frames = state_dict["collected_frames"]
         trainer.num_iterations = state_dict["num_iterations"]
         trainer.optim_count = state_dict["optim_count"]
-
-
-def load_checkpoint(path: str | Path, components: Mapping[str, Any]) -> None:
-    """Restores the named components from a checkpoint folder; others in it are left alone.
-
-    Raises:
-        CheckpointError: the folder is no checkpoint, is broken, or a component does not fit.
-    """
-    if not Checkpoint.is_checkpoint(path):
-        raise CheckpointError(f"{path} is not a checkpoint of this package: it has no valid manifest.")
-    Checkpoint(**components).load(path)

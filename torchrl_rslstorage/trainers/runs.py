@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torchrl.checkpoint import CheckpointRotation
 from torchrl.envs import EnvBase, ExplorationType, set_exploration_type
 from torchrl.record.loggers import CSVLogger
 from torchrl.record.loggers.common import Logger
@@ -22,8 +22,9 @@ from torchrl_rslstorage.collectors import RolloutCollector
 from torchrl_rslstorage.data import RolloutBuffer
 from torchrl_rslstorage.envs import make_env
 from torchrl_rslstorage.modules import ActorCritic, MLPActor, MLPCritic
-from torchrl_rslstorage.trainers.options import TrainOptions
-from torchrl_rslstorage.trainers.ppo_trainer import RSLPPOTrainer, load_checkpoint
+from torchrl_rslstorage.trainers.checkpoints import latest_checkpoint, load_checkpoint, remove_leftovers
+from torchrl_rslstorage.trainers.options import TrainOptions, check_seed
+from torchrl_rslstorage.trainers.ppo_trainer import RSLPPOTrainer
 from torchrl_rslstorage.trainers.run_folder import RunFolder, RunFolderError, versions
 
 Report = Callable[[str], None]
@@ -42,9 +43,12 @@ def start_run(options: TrainOptions, report: Report = print) -> dict[str, Any]:
         name = f"{options.task.replace('/', '-')}-{datetime.now():%Y%m%d-%H%M%S-%f}"
         options = dataclasses.replace(options, run_dir=Path("runs") / name)
     assert options.run_dir is not None
-    env = _make_env(options)  # before the folder: a task that is not there leaves none behind
-    folder = RunFolder.create(options.run_dir, options.as_config())
-    return _run(folder, options, env, report)
+    folder = RunFolder(options.run_dir)
+    _require_extras(options)
+    with _environment(options) as env:
+        trainer = _build(folder, options, env)  # before the folder: what cannot be trained leaves none behind
+        folder = RunFolder.create(folder.path, options.as_config())
+        return _train(folder, options, trainer, report)
 
 
 def resume_run(path: Path, max_iterations: int | None = None, report: Report = print) -> dict[str, Any]:
@@ -63,7 +67,14 @@ def resume_run(path: Path, max_iterations: int | None = None, report: Report = p
     options = TrainOptions.from_config(folder.config, path)
     if max_iterations is not None:
         options = dataclasses.replace(options, max_iterations=max_iterations).resolved()
-    return _run(folder, options, _make_env(options), report, resume=True)
+    _require_extras(options)
+    with _environment(options) as env:
+        trainer = _build(folder, options, env)
+        latest = trainer.latest_checkpoint
+        if latest is not None:
+            trainer.load_checkpoint(latest)
+        remove_leftovers(folder.checkpoints)
+        return _train(folder, options, trainer, report)
 
 
 def evaluate_run(
@@ -87,23 +98,23 @@ def evaluate_run(
     Raises:
         RunFolderError: there is no run or no checkpoint at ``path``.
         CheckpointError: the checkpoint is broken.
-        ValueError: a number is below one.
+        ValueError: a number is out of its range.
     """
-    if num_episodes < 1:
-        raise ValueError(f"`num_episodes` must be at least 1, got {num_episodes}.")
+    for name, number in (("num_episodes", num_episodes), ("num_envs", num_envs)):
+        if number is not None and number < 1:
+            raise ValueError(f"`{name}` must be at least 1, got {number}.")
+    check_seed(seed)
     folder, checkpoint = _find_checkpoint(path)
     options = TrainOptions.from_config(folder.config, folder.path)
-    assert options.num_envs is not None
-    width = min(num_episodes, num_envs or options.num_envs)
-    each = -(-num_episodes // width)
+    width = min(num_episodes, num_envs or options.num_envs or num_episodes)
+    options = dataclasses.replace(options, num_envs=width, seed=seed)
+    torch.set_num_threads(options.num_threads)
     torch.manual_seed(seed)
-    clip = options.clip_actions
-    env = make_env(options.task, width, device=options.device, seed=seed, train=False, clip_actions=clip)
-    actor, _ = _networks(options, env)
-    load_checkpoint(checkpoint, {"actor": actor})
-    actor.eval()
-    returns = _play(env, actor, each, stochastic)
-    env.close()
+    with _environment(options, train=False) as env:
+        actor, _ = _networks(options, env)
+        load_checkpoint(checkpoint, {"actor": actor})
+        actor.eval()
+        returns = _play(env, actor, -(-num_episodes // width), stochastic)
     lengths = returns[1]
     return {
         "checkpoint": str(checkpoint),
@@ -136,22 +147,28 @@ def _play(env: EnvBase, actor: MLPActor, each: int, stochastic: bool) -> torch.T
     return torch.cat(ended, 1)
 
 
-def _run(
-    folder: RunFolder, options: TrainOptions, env: EnvBase, report: Report, *, resume: bool = False
+def _require_extras(options: TrainOptions) -> None:
+    """Everything that is needed at the end of a run, asked for before it begins."""
+    require_extra("matplotlib.figure", "cli", feature="the learning curve")
+    if options.logger == "tensorboard":
+        require_extra("tensorboard", "log", feature="the TensorBoard logger")
+
+
+def _train(
+    folder: RunFolder, options: TrainOptions, trainer: RSLPPOTrainer, report: Report
 ) -> dict[str, Any]:
-    trainer = _build(folder, options, env)
-    latest = trainer.latest_checkpoint if resume else None
-    if latest is not None:
-        trainer.load_checkpoint(latest)
-        report(f"Resuming {folder.path} at {trainer.collected_frames:,} frames.")
-    else:
-        report(f"Training {options.task} in {folder.path}.")
-    folder.truncate_logs(trainer.collected_frames)
-    loggers = _loggers(folder, options)
-    trainer.loggers = loggers
+    frames = trainer.collected_frames
+    begin = f"Resuming at {frames:,} frames:" if frames else "Training"
+    report(f"{begin} {options.task} in {folder.path}.")
+    folder.truncate_logs(frames)
+    trainer.loggers = _loggers(folder, options)
     if not trainer.progress_bar:
         trainer.register_op("post_steps", _Progress(trainer, report))
-    trainer.train()
+    try:
+        trainer.train()
+    finally:
+        for logger in trainer.loggers:
+            _close(logger)
     summary = _summary(trainer, options)
     folder.write_summary(summary)
     folder.plot_learning_curve(f"{options.task}, seed {options.seed}")
@@ -197,7 +214,9 @@ def observation_groups(env: EnvBase) -> list[Any]:
     return list(env.observation_spec.keys(include_nested=True, leaves_only=True))
 
 
-def _make_env(options: TrainOptions) -> EnvBase:
+@contextlib.contextmanager
+def _environment(options: TrainOptions, *, train: bool = True) -> Iterator[EnvBase]:
+    """The task of ``options``, closed in the end whatever happens."""
     assert options.num_envs
     try:
         device = torch.device(options.device)
@@ -205,13 +224,19 @@ def _make_env(options: TrainOptions) -> EnvBase:
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
         raise ValueError(f"There is no device {options.device!r} here: {reason}") from error
-    return make_env(
+    env = make_env(
         options.task,
         options.num_envs,
         device=device,
         seed=options.seed,
+        train=train,
         clip_actions=options.clip_actions,
     )
+    try:
+        yield env
+    finally:
+        if not env.is_closed:
+            env.close()
 
 
 class _Progress:
@@ -229,25 +254,32 @@ class _Progress:
         if self._now() == self._tenth:
             return
         self._tenth = self._now()
-        metrics = self._trainer.metrics
-        self._report(
-            f"{self._trainer.collected_frames:>12,} frames   mean reward {metrics['Train/mean_reward']:>10.1f}"
-            f"   {metrics['Perf/total_fps']:>9,.0f} frames/s"
-        )
+        frames, metrics = self._trainer.collected_frames, self._trainer.metrics
+        mean, fps = metrics["Train/mean_reward"], metrics["Perf/total_fps"]
+        self._report(f"{frames:>12,} frames   mean reward {mean:>10.1f}   {fps:>9,.0f} frames/s")
 
 
 def _loggers(folder: RunFolder, options: TrainOptions) -> list[Logger]:
     loggers: list[Logger] = [CSVLogger(folder.logs.name, log_dir=str(folder.path))]
     if options.logger == "tensorboard":
-        require_extra("tensorboard", "log", feature="the TensorBoard logger")
         from torchrl.record.loggers.tensorboard import TensorboardLogger
 
         loggers.append(TensorboardLogger("tensorboard", log_dir=str(folder.path)))
     return loggers
 
 
+def _close(logger: Logger) -> None:
+    """Lets a logger's files go, with all that was logged in them."""
+    experiment: Any = logger.experiment
+    for handle in (*getattr(experiment, "files", {}).values(), experiment):
+        if hasattr(handle, "close"):
+            handle.close()
+
+
 def _summary(trainer: RSLPPOTrainer, options: TrainOptions) -> dict[str, Any]:
-    episodes = trainer.collector.statistics.summary()
+    collector = trainer.collector
+    assert isinstance(collector, RolloutCollector)
+    episodes = collector.statistics.summary()
     return {
         "task": options.task,
         "mean_return": episodes.mean_return,
@@ -266,7 +298,7 @@ def _find_checkpoint(path: Path) -> tuple[RunFolder, Path]:
     path = Path(path)
     if (path / "config.json").is_file():
         folder = RunFolder.open(path)
-        latest = CheckpointRotation(folder.checkpoints, keep_last=1).latest()
+        latest = latest_checkpoint(folder.checkpoints)
         if latest is None:
             raise RunFolderError(f"{path} has no checkpoint yet: let it train on (rslstorage resume {path}).")
         return folder, latest
