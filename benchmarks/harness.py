@@ -23,6 +23,7 @@ import io
 import os
 import platform
 import statistics
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -132,8 +133,13 @@ class Settings:
     iterations: int = 1000
 
     def chosen(self, defaults: Sequence[str]) -> list[Shape]:
-        """The shapes asked for, else a subject's own."""
-        return [parse_shape(name, self.hidden_dims) for name in self.shapes or defaults]
+        """The shapes asked for, else a subject's own, without those that do not fit into memory."""
+        shapes = [parse_shape(name, self.hidden_dims) for name in self.shapes or defaults]
+        fitting = [shape for shape in shapes if _fits(shape, self.device)]
+        for shape in shapes:
+            if shape not in fitting:
+                print(f"{shape.label} is left out: it needs more memory than there is", file=sys.stderr)
+        return fitting
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -370,8 +376,16 @@ def _cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
-def available_memory() -> float:
+def _fits(shape: Shape, device: torch.device) -> bool:
+    """Whether three copies of the rollout can be had: its source, the window, the shuffled copy."""
+    numbers = sum(shape.groups.values()) + 3 * shape.num_actions + 8
+    return 3 * 4 * numbers * shape.num_cells < _available_memory(device)
+
+
+def _available_memory(device: torch.device) -> float:
     """Bytes that can still be had, infinite where the system does not say."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
     with contextlib.suppress(OSError):
         for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("MemAvailable"):

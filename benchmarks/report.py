@@ -230,7 +230,9 @@ def draw(rows: Sequence[Row], path: Path, machine: dict[str, Any], versions: dic
     by_name = dict(zip(labels, handles, strict=True))
     shown = [name for name in _NAMES.values() if name in by_name]
     axes.legend([by_name[name] for name in shown], shown, loc="lower right", frameon=False)
-    white = ", white tick: against the eager figure" if any(COMPILED in row.timings for row in rows) else ""
+    white = (
+        "\nwhite tick: against ours without torch.compile" if any(COMPILED in r.timings for r in rows) else ""
+    )
     figure.suptitle("torchrl_rslstorage beside rsl-rl-lib and TorchRL, one thread" + white, fontsize=11)
     figure.text(0.01, 0.005, "\n".join(footer(machine, versions)), fontsize=7, color="#555555", va="bottom")
     figure.get_layout_engine().set(

@@ -5,8 +5,8 @@
 Everything that learns is rsl-rl-lib's (its runner, PPO, models and storage, with logging off). Around it:
 
 - The same synchronous Gymnasium vector environment as `GymnasiumEnv`, with same-step autoreset and actions
-  passed on as they are. RSL-RL has no place for a final observation: at a time-out its PPO bootstraps from the
-  value of the state before, which is what `time_outs` asks for.
+  passed on as they are. RSL-RL has no place for a final observation: at a time-out its PPO bootstraps from
+  the value of the state before, which is what `time_outs` asks for.
 - The hyper-parameters of the comparison, in `config` below.
 - Episodes are counted here, in float64; RSL-RL's logger would drop them together with its log folder.
 

@@ -23,7 +23,7 @@ from oracles import (
 )
 
 from torchrl_rslstorage import MiniBatchSampler, RolloutBuffer, RolloutTensorStorage, RolloutWriter
-from torchrl_rslstorage.data import storages, writers
+from torchrl_rslstorage.data import columns, writers
 from torchrl_rslstorage.data.final_observations import FinalObservationTable
 
 PLAN = Plan(4, 3, terminated=frozenset({(0, 1), (3, 0)}), truncated=frozenset({(1, 0), (1, 2), (3, 2)}))
@@ -66,7 +66,7 @@ original = {
     "rows_of": writers.rows_of,
     "write_root": RolloutTensorStorage.write_root,
     "write_next": RolloutTensorStorage.write_next,
-    "copy_row": storages._Columns.copy_row,
+    "copy_row": columns.HalfColumns.copy_row,
     "record": FinalObservationTable.record,
     "storage_empty": RolloutTensorStorage._empty,
     "sampler_empty": MiniBatchSampler._empty,
@@ -181,7 +181,7 @@ def rows_kept_by_reference(patch):
         for step, earlier in kept.items():
             original["copy_row"](self, step, earlier)
 
-    patch.setattr(storages._Columns, "copy_row", copy_row)
+    patch.setattr(columns.HalfColumns, "copy_row", copy_row)
 
 
 def final_observations_kept_by_reference(patch):

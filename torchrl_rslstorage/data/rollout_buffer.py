@@ -229,7 +229,9 @@ class RolloutBuffer(ReplayBufferBase):
         batch = self._transformed(self._sampler.next(self._storage))
         return (batch, {}) if return_info else batch
 
-    def __iter__(self) -> Iterator[TensorDictBase]:
+    def __iter__(  # pyright: ignore[reportIncompatibleMethodOverride] - TorchRL promises a generator
+        self,
+    ) -> Iterator[TensorDictBase]:
         """One fresh, whole update, also after an earlier one was left before its end."""
         if not isinstance(self._sampler, RolloutSampler):
             return super().__iter__()

@@ -342,6 +342,7 @@ def _untouched(batch: TensorDictBase, entries: dict[str, Any]) -> bool:
     if not batch.is_locked or len(batch.keys()) != len(entries):
         return False
     return all(
-        value is entry or (isinstance(entry, dict) and _untouched(value, entry))
+        value is entry
+        or (isinstance(entry, dict) and isinstance(value, TensorDictBase) and _untouched(value, entry))
         for value, entry in ((value, entries.get(name)) for name, value in batch.items())
     )

@@ -12,21 +12,21 @@ advantages for raises a KeyError instead of showing the ones of the window befor
 
 from __future__ import annotations
 
-from collections.abc import Iterable, KeysView, Mapping, Sequence
+from collections.abc import KeysView, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
 import torch
 from tensordict import TensorDict, TensorDictBase
 from tensordict.utils import NestedKey
 from torch import Tensor
 
-from torchrl_rslstorage._compat import Columns, foreach_copy_
+from torchrl_rslstorage._compat import Columns
+from torchrl_rslstorage.data.columns import Gather, HalfColumns, refuse_keys
 from torchrl_rslstorage.data.final_observations import FinalObservations, FinalObservationTable
 from torchrl_rslstorage.data.leaves import (
     Key,
     canonical,
-    dtype_name,
     leaves,
     nbytes,
     nest,
@@ -34,12 +34,8 @@ from torchrl_rslstorage.data.leaves import (
     show,
     show_all,
 )
+from torchrl_rslstorage.data.rows import SIGNALS, next_leaves, root_leaves, split_next
 
-SIGNALS = ("reward", "done", "terminated", "truncated")
-"""The entries of ``next`` that have a column of their own."""
-
-_FLAGS = ("done", "terminated", "truncated")
-_ROOT_SKIP = frozenset({"next", *_FLAGS, "collector", "_reset"})
 _DERIVED_BEFORE_USE = 2
 """Float32 ``[T, N, 1]`` columns that every window gets: ``advantage`` and ``value_target``."""
 
@@ -47,8 +43,8 @@ _DERIVED_BEFORE_USE = 2
 class RolloutTensorStorage(Columns):
     """One rollout window as a TensorDict of batch size ``[T, N]``, allocated once and filled row by row.
 
-    State: empty (0 rows), filling (1 to T - 1), full (T). `clear_rows` (through ``buffer.empty()``)
-    leads back to empty. Columns are made by the first row written, or at once from an example.
+    State: empty (0 rows), filling (1 to T - 1), full (T). ``buffer.empty()`` leads back to empty. Columns
+    are made by the first row written, or at once from an example.
 
     Args:
         num_steps: T, rows of the window.
@@ -76,12 +72,12 @@ class RolloutTensorStorage(Columns):
         self.num_steps = num_steps
         self.num_envs = num_envs
         self.num_rows = 0
-        self._root: _Columns | None = None
-        self._next: _Columns | None = None
+        self._root: HalfColumns | None = None
+        self._next: HalfColumns | None = None
         self._final_keys: KeysView[Key] = {}.keys()
         self._derived: dict[Key, Tensor] = {}
         self._attached: set[Key] = set()
-        self._plans: dict[tuple[Key, ...] | None, tuple[frozenset[Key], _Gather]] = {}
+        self._plans: dict[tuple[Key, ...] | None, tuple[frozenset[Key], Gather]] = {}
         self._workspace: dict[Key, Tensor] = {}
         self._final = FinalObservationTable(num_envs, torch.device(self.device))
 
@@ -127,7 +123,7 @@ class RolloutTensorStorage(Columns):
             raise KeyError(
                 "A row needs entries of its own beside `next` (observations, action, …); it came with none."
             )
-        self._root = _Columns("root", self._new_columns(row, total), row)
+        self._root = HalfColumns("root", self._new_columns(row, total), row)
         self._attach()
 
     def _make_next(
@@ -145,7 +141,7 @@ class RolloutTensorStorage(Columns):
                     f"('next', '{name}') has shape {tuple(columns[name].shape)}, expected "
                     f"{(self.num_envs, 1)}: one value an environment, with the trailing 1."
                 )
-        self._next = _Columns("next", self._new_columns(columns, total), columns)
+        self._next = HalfColumns("next", self._new_columns(columns, total), columns)
         self._final_keys = dict(finals).keys()
         self._attach()
 
@@ -299,7 +295,7 @@ class RolloutTensorStorage(Columns):
         gather = self._plan(None if keys is None else tuple(canonical(key) for key in keys))
         return gather.run(cells)
 
-    def _plan(self, keys: tuple[Key, ...] | None) -> _Gather:
+    def _plan(self, keys: tuple[Key, ...] | None) -> Gather:
         """Which flat columns go into which part of the workspace; made anew when columns come or go."""
         attached, gather = self._plans.get(keys, (None, None))
         columns = self.root_columns()
@@ -314,7 +310,7 @@ class RolloutTensorStorage(Columns):
                 with torch.inference_mode(False):
                     room = self._workspace[name] = torch.empty_like(flat)
             rooms.append(room)
-        gather = _Gather(names, [columns[name].flatten(0, 1) for name in names], rooms)
+        gather = Gather(names, [columns[name].flatten(0, 1) for name in names], rooms)
         self._plans[keys] = (frozenset(columns), gather)
         return gather
 
@@ -372,12 +368,12 @@ class RolloutTensorStorage(Columns):
             self.derived(key, features=value.shape[2:], dtype=value.dtype).copy_(value)
         self.set_num_rows(rows)
 
-    def _restored(self, half: str, filled: Mapping[Key, Tensor]) -> _Columns:
+    def _restored(self, half: str, filled: Mapping[Key, Tensor]) -> HalfColumns:
         row = {key: value[0] for key, value in filled.items()}
         columns = self._new_columns(row)
         for key, value in filled.items():
             columns[key][: len(value)].copy_(value)
-        return _Columns(half, columns, row)
+        return HalfColumns(half, columns, row)
 
     def dumps(self, path: str | Path) -> None:
         """Writes `state_dict` to one file in the folder ``path``."""
@@ -387,137 +383,3 @@ class RolloutTensorStorage(Columns):
     def loads(self, path: str | Path) -> None:
         """Reads what `dumps` wrote; tensors only, no code is run."""
         self.load_state_dict(torch.load(Path(path) / "storage.pt", weights_only=True))
-
-
-class _Gather:
-    """Copies flat columns into their part of the workspace, shuffled."""
-
-    def __init__(self, names: list[Key], flats: list[Tensor], rooms: list[Tensor]) -> None:
-        self._names = names
-        self._flats = flats
-        self._rooms = rooms
-        self._parts: dict[int, dict[Key, Tensor]] = {}
-
-    def run(self, cells: Tensor) -> dict[Key, Tensor]:
-        size = len(cells)
-        part = self._parts.get(size)
-        if part is None:
-            part = self._parts[size] = {
-                name: room[:size] for name, room in zip(self._names, self._rooms, strict=True)
-            }
-        for flat, room in zip(self._flats, part.values(), strict=True):
-            torch.index_select(flat, 0, cells, out=room)
-        return part
-
-
-class _Columns:
-    """One half of the row: its columns, their layout, and the views of each row, made once."""
-
-    def __init__(self, half: str, columns: dict[Key, Tensor], row: Mapping[Key, Tensor]) -> None:
-        self._half = half
-        self.columns = columns
-        self._layout = {key: (value.shape, value.dtype) for key, value in row.items()}
-        self._rows: list[list[Tensor] | None] = [None] * len(next(iter(columns.values()), ()))
-
-    def copy_row(self, t: int, row: Mapping[Key, Tensor]) -> None:
-        if row.keys() != self._layout.keys():
-            refuse_keys(self._half, t, row, self._layout)
-        sources = [row[key] for key in self._layout]
-        for value, (shape, dtype) in zip(sources, self._layout.values(), strict=True):
-            if value.dtype is not dtype or value.shape != shape:
-                for key in self._layout:
-                    self.check(t, key, row[key], half=self._half)
-        rows = self._rows[t]
-        if rows is None:
-            rows = self._rows[t] = [column[t] for column in self.columns.values()]
-        if torch.is_grad_enabled():
-            with torch.no_grad():
-                foreach_copy_(rows, sources)
-        else:
-            foreach_copy_(rows, sources)
-
-    def filled(self, num_rows: int) -> dict[Key, Tensor]:
-        return {key: column[:num_rows].clone() for key, column in self.columns.items()}
-
-    def check(self, t: int, key: Key, value: Tensor, *, half: str) -> None:
-        if (value.shape, value.dtype) == self._layout[key]:
-            return
-        shape, dtype = self._layout[key]
-        raise ValueError(
-            f"{show(key)} in row {t} ({half} half) is {dtype_name(value.dtype)} "
-            f"{tuple(value.shape)}, but the first row made its column {dtype_name(dtype)} "
-            f"{tuple(shape)}. Values are stored as they are: cast or reshape them before they come here."
-        )
-
-
-def refuse_keys(half: str, t: int, came: Iterable[Key], expected: Iterable[Key]) -> NoReturn:
-    """Raises the KeyError of a row whose keys are not those of the first row."""
-    came, expected = list(came), list(expected)
-    missing = [key for key in expected if key not in came]
-    unknown = [key for key in came if key not in expected]
-    parts = [f"lacks {show_all(missing)}"] * bool(missing)
-    parts += [f"brings the unknown {show_all(unknown)}"] * bool(unknown)
-    raise KeyError(
-        f"Row {t} {' and '.join(parts)} ({half} half). Every row of a rollout has the keys of "
-        f"its first row: {show_all(expected)}."
-    )
-
-
-def root_leaves(td: TensorDictBase) -> dict[Key, Tensor]:
-    """What the first half of a row stores: everything but done flags, ``next`` and ``collector``."""
-    return leaves(td, skip=_ROOT_SKIP)
-
-
-def next_leaves(td: TensorDictBase) -> dict[Key, Tensor]:
-    """The leaves under ``next``, with ``terminated`` and ``truncated`` completed from ``done``.
-
-    TorchRL environments may leave out one of the two; the missing one is ``done`` without the other.
-
-    Raises:
-        KeyError: there is no ``next``.
-        ValueError: a done flag is not bool.
-    """
-    after = td.get("next", None)
-    if after is None:
-        raise KeyError("A row needs its `next` (reward, done, …): pass the TensorDict after env.step.")
-    return complete_done(leaves(after))
-
-
-def complete_done(after: dict[Key, Tensor]) -> dict[Key, Tensor]:
-    """``after`` with both ``terminated`` and ``truncated``, if it has ``done`` at all.
-
-    Raises:
-        ValueError: a flag is not bool.
-    """
-    for name in _FLAGS:
-        flag = after.get(name)
-        if flag is not None and flag.dtype is not torch.bool:
-            raise ValueError(
-                f"('next', '{name}') is {dtype_name(flag.dtype)}, expected bool: pass {name}.bool()."
-            )
-    done = after.get("done")
-    if done is None:
-        return after
-    if "terminated" not in after:
-        truncated = after.get("truncated")
-        after["terminated"] = done.clone() if truncated is None else done & ~truncated
-    if "truncated" not in after:
-        after["truncated"] = done & ~after["terminated"]
-    return after
-
-
-def split_next(
-    after: Mapping[Key, Tensor], root: Mapping[Key, Tensor]
-) -> tuple[dict[Key, Tensor], dict[Key, Tensor]]:
-    """``next`` as (columns, final observations): the latter also stand at the root, one row later."""
-    columns: dict[Key, Tensor] = {}
-    finals: dict[Key, Tensor] = {}
-    for key, value in after.items():
-        if key in SIGNALS:
-            columns[key] = value
-        elif key in root:
-            if key != "is_init":
-                finals[key] = value
-        else:
-            columns[key] = value
-    return columns, finals

@@ -13,12 +13,8 @@ from torchrl.data import Storage
 
 from torchrl_rslstorage._compat import WriterBase
 from torchrl_rslstorage.data.leaves import Key, leaves
-from torchrl_rslstorage.data.storages import (
-    RolloutTensorStorage,
-    complete_done,
-    next_leaves,
-    root_leaves,
-)
+from torchrl_rslstorage.data.rows import complete_done, next_leaves, root_leaves
+from torchrl_rslstorage.data.storages import RolloutTensorStorage
 
 
 class RolloutWriter(WriterBase):

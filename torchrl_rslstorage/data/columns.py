@@ -1,0 +1,90 @@
+"""One half of a rollout's rows as columns ``[T, N, *]``, and the shuffled copy of columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+from torchrl_rslstorage._compat import foreach_copy_
+from torchrl_rslstorage.data.leaves import Key, dtype_name, show, show_all
+
+
+class HalfColumns:
+    """One half of the row: its columns, their layout, and the views of each row, made once."""
+
+    def __init__(self, half: str, columns: dict[Key, Tensor], row: Mapping[Key, Tensor]) -> None:
+        self._half = half
+        self.columns = columns
+        self._layout = {key: (value.shape, value.dtype) for key, value in row.items()}
+        self._rows: list[list[Tensor] | None] = [None] * len(next(iter(columns.values()), ()))
+
+    def copy_row(self, t: int, row: Mapping[Key, Tensor]) -> None:
+        """Copies ``row`` into row ``t``; raises if its keys, shapes or dtypes are not the first row's."""
+        if row.keys() != self._layout.keys():
+            refuse_keys(self._half, t, row, self._layout)
+        sources = [row[key] for key in self._layout]
+        for value, (shape, dtype) in zip(sources, self._layout.values(), strict=True):
+            if value.dtype is not dtype or value.shape != shape:
+                for key in self._layout:
+                    self.check(t, key, row[key], half=self._half)
+        rows = self._rows[t]
+        if rows is None:
+            rows = self._rows[t] = [column[t] for column in self.columns.values()]
+        if torch.is_grad_enabled():
+            with torch.no_grad():
+                foreach_copy_(rows, sources)
+        else:
+            foreach_copy_(rows, sources)
+
+    def filled(self, num_rows: int) -> dict[Key, Tensor]:
+        """The first ``num_rows`` rows, cloned."""
+        return {key: column[:num_rows].clone() for key, column in self.columns.items()}
+
+    def check(self, t: int, key: Key, value: Tensor, *, half: str) -> None:
+        """Raises a ValueError if ``value`` has not the shape and dtype of the first row's ``key``."""
+        if (value.shape, value.dtype) == self._layout[key]:
+            return
+        shape, dtype = self._layout[key]
+        raise ValueError(
+            f"{show(key)} in row {t} ({half} half) is {dtype_name(value.dtype)} "
+            f"{tuple(value.shape)}, but the first row made its column {dtype_name(dtype)} "
+            f"{tuple(shape)}. Values are stored as they are: cast or reshape them before they come here."
+        )
+
+
+class Gather:
+    """Copies flat columns into their part of the workspace, shuffled."""
+
+    def __init__(self, names: list[Key], flats: list[Tensor], rooms: list[Tensor]) -> None:
+        self._names = names
+        self._flats = flats
+        self._rooms = rooms
+        self._parts: dict[int, dict[Key, Tensor]] = {}
+
+    def run(self, cells: Tensor) -> dict[Key, Tensor]:
+        """The cells ``cells`` of every column, in the workspace; the same dictionary for the same number."""
+        size = len(cells)
+        part = self._parts.get(size)
+        if part is None:
+            part = self._parts[size] = {
+                name: room[:size] for name, room in zip(self._names, self._rooms, strict=True)
+            }
+        for flat, room in zip(self._flats, part.values(), strict=True):
+            torch.index_select(flat, 0, cells, out=room)
+        return part
+
+
+def refuse_keys(half: str, t: int, came: Iterable[Key], expected: Iterable[Key]) -> NoReturn:
+    """Raises the KeyError of a row whose keys are not those of the first row."""
+    came, expected = list(came), list(expected)
+    missing = [key for key in expected if key not in came]
+    unknown = [key for key in came if key not in expected]
+    parts = [f"lacks {show_all(missing)}"] * bool(missing)
+    parts += [f"brings the unknown {show_all(unknown)}"] * bool(unknown)
+    raise KeyError(
+        f"Row {t} {' and '.join(parts)} ({half} half). Every row of a rollout has the keys of "
+        f"its first row: {show_all(expected)}."
+    )

@@ -1,0 +1,77 @@
+"""What of a step is stored: its two halves, taken from the TensorDict of a collector."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+
+from torchrl_rslstorage.data.leaves import Key, dtype_name, leaves
+
+SIGNALS = ("reward", "done", "terminated", "truncated")
+"""The entries of ``next`` that have a column of their own."""
+
+_FLAGS = ("done", "terminated", "truncated")
+_ROOT_SKIP = frozenset({"next", *_FLAGS, "collector", "_reset"})
+
+
+def root_leaves(td: TensorDictBase) -> dict[Key, Tensor]:
+    """What the first half of a row stores: everything but done flags, ``next`` and ``collector``."""
+    return leaves(td, skip=_ROOT_SKIP)
+
+
+def next_leaves(td: TensorDictBase) -> dict[Key, Tensor]:
+    """The leaves under ``next``, with ``terminated`` and ``truncated`` completed from ``done``.
+
+    TorchRL environments may leave out one of the two; the missing one is ``done`` without the other.
+
+    Raises:
+        KeyError: there is no ``next``.
+        ValueError: a done flag is not bool.
+    """
+    after = td.get("next", None)
+    if after is None:
+        raise KeyError("A row needs its `next` (reward, done, …): pass the TensorDict after env.step.")
+    return complete_done(leaves(after))
+
+
+def complete_done(after: dict[Key, Tensor]) -> dict[Key, Tensor]:
+    """``after`` with both ``terminated`` and ``truncated``, if it has ``done`` at all.
+
+    Raises:
+        ValueError: a flag is not bool.
+    """
+    for name in _FLAGS:
+        flag = after.get(name)
+        if flag is not None and flag.dtype is not torch.bool:
+            raise ValueError(
+                f"('next', '{name}') is {dtype_name(flag.dtype)}, expected bool: pass {name}.bool()."
+            )
+    done = after.get("done")
+    if done is None:
+        return after
+    if "terminated" not in after:
+        truncated = after.get("truncated")
+        after["terminated"] = done.clone() if truncated is None else done & ~truncated
+    if "truncated" not in after:
+        after["truncated"] = done & ~after["terminated"]
+    return after
+
+
+def split_next(
+    after: Mapping[Key, Tensor], root: Mapping[Key, Tensor]
+) -> tuple[dict[Key, Tensor], dict[Key, Tensor]]:
+    """``next`` as (columns, final observations): the latter also stand at the root, one row later."""
+    columns: dict[Key, Tensor] = {}
+    finals: dict[Key, Tensor] = {}
+    for key, value in after.items():
+        if key in SIGNALS:
+            columns[key] = value
+        elif key in root:
+            if key != "is_init":
+                finals[key] = value
+        else:
+            columns[key] = value
+    return columns, finals
