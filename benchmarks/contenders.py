@@ -48,8 +48,8 @@ GAMMA, LMBDA = 0.99, 0.95
 LEARNING_RATE = 1e-3
 CLIP = 0.2
 ENTROPY_COEFF = 0.01
-_DONE_RATE = 0.005
-"""Of termination and of truncation each: episodes of 100 steps on average."""
+_TERMINATED, _TRUNCATED = 0.005, 0.001
+"""Shares of steps. RSL-RL's legged robots and Gymnasium's MuJoCo tasks are truncated after 1000 steps."""
 
 Restore = Callable[[], None]
 
@@ -69,8 +69,8 @@ def make_rollout(shape: Shape, device: torch.device, *, seed: int = 0) -> Tensor
         return torch.empty(size, device=device).uniform_(-1.7, 1.7, generator=generator)
 
     observations = {key: noise(steps + 1, envs, width) for key, width in shape.groups.items()}
-    terminated = noise(steps, envs, 1).abs() < 1.7 * _DONE_RATE
-    truncated = (noise(steps, envs, 1).abs() < 1.7 * _DONE_RATE) & ~terminated
+    terminated = noise(steps, envs, 1).abs() < 1.7 * _TERMINATED
+    truncated = (noise(steps, envs, 1).abs() < 1.7 * _TRUNCATED) & ~terminated
     loc = noise(steps, envs, shape.num_actions)
     action = loc + noise(steps, envs, shape.num_actions)
     after = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import chain
+from pickle import UnpicklingError
 
 import pytest
 import torch
@@ -227,6 +228,19 @@ def test_a_part_filled_buffer_is_filled_on_after_loading(how, num_rows, tmp_path
     fill_rows(loaded, PLAN.rows()[num_rows:])
     check_window(loaded, PLAN)
     check_final_observations(loaded, PLAN)
+
+
+class Foreign:
+    """Something that only a pickle that runs code can bring back."""
+
+
+@pytest.mark.parametrize("part", ["buffer", "storage", "sampler"])
+def test_loading_runs_no_code(part, tmp_path):
+    torch.save({"_storage": Foreign()}, tmp_path / f"{part}.pt")
+    buffer = filled(PLAN)
+    with pytest.raises(UnpicklingError, match="Weights only load failed"):
+        (buffer if part == "buffer" else getattr(buffer, part)).loads(tmp_path)
+    check_window(buffer, PLAN)
 
 
 def test_a_loaded_generator_is_not_the_one_of_the_saved_buffer():

@@ -410,8 +410,7 @@ def test_the_state_of_a_generator_needs_a_generator_to_go_to():
 def stock_buffer(plan: Plan, sampler: MiniBatchSampler) -> ReplayBuffer:
     storage = LazyTensorStorage(plan.num_steps * plan.num_envs, ndim=2)
     buffer = ReplayBuffer(storage=storage, sampler=sampler, batch_size=1)
-    if plan.num_steps:
-        buffer.extend(torch.stack(plan.rows(), 1))
+    buffer.extend(torch.stack(plan.rows(), 1))
     return buffer
 
 
@@ -422,6 +421,13 @@ def test_it_covers_the_window_of_a_stock_buffer_too(plan, parts, epochs, flags):
     buffer = stock_buffer(plan, MiniBatchSampler(parts, epochs, reshuffle, drop_remainder))
     for _ in range(2):
         check_update(cells_of_update(buffer, plan), plan, buffer.sampler)
+
+
+@pytest.mark.parametrize(("reshuffle", "different"), [(False, 1), (True, 4)])
+def test_in_a_stock_buffer_too_only_reshuffle_deals_the_cells_anew_for_each_epoch(reshuffle, different):
+    batches = cells_of_update(stock_buffer(PLAN, MiniBatchSampler(5, 4, reshuffle)))
+    epochs = [batches[start : start + 5] for start in range(0, 20, 5)]
+    assert len({tuple(frozenset(batch) for batch in epoch) for epoch in epochs}) == different
 
 
 def test_in_a_stock_buffer_it_refuses_an_empty_storage_and_one_of_one_dimension():

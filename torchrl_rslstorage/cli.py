@@ -1,8 +1,12 @@
-"""The command line: ``rslstorage train | resume | eval``."""
+"""RSL-RL's PPO on TorchRL components.
+
+``rslstorage bench --help`` tells of the benchmarks, which run from a checkout.
+"""
 
 from __future__ import annotations
 
 import json
+import runpy
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -88,9 +92,28 @@ def run(options: TrainOptions | ResumeOptions | EvalOptions) -> dict[str, Any]:
     return start_run(options)
 
 
+def bench(args: Sequence[str]) -> None:
+    """Runs the benchmarks that stand beside the package in a checkout.
+
+    Raises:
+        FileNotFoundError: the package was installed without them.
+    """
+    script = Path(__file__).resolve().parent.parent / "benchmarks" / "__main__.py"
+    if not script.is_file():
+        raise FileNotFoundError(
+            "the benchmarks are not part of the installed package: run `rslstorage bench` from a checkout, "
+            "installed with `pip install -e '.[test]'`."
+        )
+    runpy.run_path(str(script))["main"](args)
+
+
 def main(args: Sequence[str] | None = None) -> None:
     """Entry point; a user's mistake ends in one sentence and exit status 1."""
+    args = sys.argv[1:] if args is None else args
     try:
+        if args and args[0] == "bench":
+            bench(args[1:])
+            return
         result = run(parse(args))
     except KeyboardInterrupt:
         sys.exit("\nStopped. `rslstorage resume RUN` goes on from the newest checkpoint.")
