@@ -190,6 +190,8 @@ def check_nothing_of_the_old_window_is_left(plan: Plan) -> None:
     buffer = filled(plan, window=1, sampler=MiniBatchSampler(2, 3))
     for key in ("advantage", "value_target", ("returns", "raw")):
         buffer.storage.derived(key).fill_(1.0)
+    for key in ("mine", ("next", "mine")):  # what users and stock value estimators set in the window
+        buffer.window[key] = torch.full((plan.num_steps, plan.num_envs, 1), 1.0)
     iteration = iter(buffer)
     next(iteration)
     buffer.empty()
@@ -217,6 +219,11 @@ def check_nothing_of_the_old_window_is_left(plan: Plan) -> None:
         assert windows_of(batch["observation"]) == {2}
         assert set(tensors(batch)) == ROOT_KEYS - {"is_init"}
         assert batch.get("advantage", None) is None
+    buffer.storage.derived("advantage").fill_(2.0)
+    buffer.window["mine"] = torch.full((plan.num_steps, plan.num_envs, 1), 2.0)
+    for batch in buffer:
+        assert (batch["advantage"] == 2).all()
+        assert (batch["mine"] == 2).all()
 
 
 def check_cannot_be_read(buffer: RolloutBuffer) -> None:

@@ -16,7 +16,7 @@ from rsl_rl.models import MLPModel
 from rsl_rl.storage import RolloutStorage
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
-from torch.distributions import Distribution, Independent, Normal, kl_divergence
+from torch.distributions import Independent, Normal, kl_divergence
 
 from torchrl_rslstorage import MLPActor, MLPCritic, RolloutBuffer
 
@@ -246,8 +246,6 @@ def rsl_rl_ppo(problem: Problem, **options) -> PPO:
     }
     gaussian = {"class_name": "GaussianDistribution", "init_std": 1.0, "std_type": problem.std_type}
     actor = MLPModel(observations, groups, "actor", problem.action_dim, distribution_cfg=gaussian, **network)
-    # It switches argument checks off for every distribution of the process.
-    Distribution.set_default_validate_args(True)
     critic = MLPModel(observations, groups, "critic", 1, **network)
     storage = RolloutStorage(
         "rl", problem.num_envs, problem.num_steps, observations, [problem.action_dim], "cpu"

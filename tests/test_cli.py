@@ -438,6 +438,15 @@ def test_a_run_of_a_device_that_is_not_here_is_refused_by_eval_and_resume(run, c
         assert "There is no device 'cuda:99' here" in sentence(capsys, command, run)
 
 
+@pytest.mark.parametrize("error", [ValueError, KeyError, OSError, RunFolderError])
+def test_a_message_of_several_lines_is_told_in_one_and_unquoted(error, run, capsys, monkeypatch):
+    def fail(*args, **kwargs):
+        raise error("it's\n\tbroken")
+
+    monkeypatch.setattr("torchrl_rslstorage.cli.resume_run", fail)
+    assert sentence(capsys, "resume", run) == "rslstorage: it's broken"
+
+
 def test_a_run_that_is_stopped_by_hand_says_how_to_go_on(run, capsys, monkeypatch):
     def stop(*args, **kwargs):
         raise KeyboardInterrupt

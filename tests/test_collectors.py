@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 from tiny import FLAGS, Simulator, policy_of
 from torchrl.collectors import Collector
+from torchrl.data import Composite, Unbounded
 from torchrl.envs import (
     Compose,
     ExplorationType,
@@ -21,6 +22,7 @@ from torchrl.envs import (
     RewardScaling,
     SerialEnv,
     StepCounter,
+    TensorDictPrimer,
     TransformedEnv,
     VecNormV2,
 )
@@ -168,6 +170,19 @@ def test_a_part_filled_window_is_filled_to_its_end():
     assert collector.replay_buffer.is_full
     assert collector.num_frames == 8 + 6  # the row that someone else added is not the collector's
     assert torch.equal(collector.replay_buffer.window["observation"][0], row["observation"])
+
+
+def test_a_recurrent_policy_finds_its_memory_in_the_next_step_and_loses_it_with_the_episode():
+    spec = Composite(memory=Unbounded((2, 1)), shape=(2,))
+    env = TransformedEnv(Simulator([3, 9]), TensorDictPrimer(spec, default_value=0.0))
+    inner = policy_of(env.base_env)
+
+    def policy(td):
+        return inner(td.set(("next", "memory"), td["memory"] + 1))
+
+    ((window, final),) = windows(collector_of(env, 5, policy=policy), 1)
+    assert window["memory"].squeeze(-1).tolist() == [[0, 0], [1, 1], [2, 2], [0, 3], [1, 4]]
+    assert final["memory"].flatten().tolist() == [2, 5]
 
 
 @pytest.mark.parametrize("kind", [SerialEnv, ParallelEnv])

@@ -68,6 +68,7 @@ original = {
     "write_next": RolloutTensorStorage.write_next,
     "copy_row": columns.HalfColumns.copy_row,
     "record": FinalObservationTable.record,
+    "computed": RolloutTensorStorage._computed,
     "storage_empty": RolloutTensorStorage._empty,
     "sampler_empty": MiniBatchSampler._empty,
 }
@@ -249,6 +250,17 @@ def cursor_survives_empty(patch):
     patch.setattr(RolloutWriter, "_empty", lambda self, empty_write_count=True: None)
 
 
+def columns_set_by_users_survive_empty(patch):
+    def computed(self):
+        return {key: value for key, value in original["computed"](self).items() if "mine" not in key}
+
+    patch.setattr(RolloutTensorStorage, "_computed", computed)
+
+
+def columns_are_known_by_name_only(patch):
+    patch.setattr(storages, "same_tensors", lambda a, b: a.keys() == b.keys())
+
+
 def window_is_readable_before_it_is_full(patch):
     patch.setattr(RolloutTensorStorage, "window", lambda self: self.columns)
 
@@ -278,6 +290,8 @@ MUTANTS: list[tuple[Callable, Check]] = [
     (row_count_of_stock_storage_survives_empty, emptied),
     (final_observations_survive_empty, emptied),
     (derived_columns_survive_empty, emptied),
+    (columns_set_by_users_survive_empty, emptied),
+    (columns_are_known_by_name_only, emptied),
     (running_update_survives_empty, emptied),
     (shuffled_copy_survives_empty, emptied),
     (window_is_readable_before_it_is_full, emptied),

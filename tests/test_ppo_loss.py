@@ -28,6 +28,12 @@ from torchrl.objectives import ClipPPOLoss
 
 from torchrl_rslstorage import RSLPPOLoss, normalize_advantage
 
+
+@pytest.fixture(autouse=True)
+def _same_networks_whatever_ran_before():
+    torch.manual_seed(0)
+
+
 LOSSES = ("loss_objective", "loss_critic", "loss_entropy")
 DIAGNOSTICS = ("kl", "entropy", "clip_fraction", "explained_variance")
 
@@ -623,7 +629,7 @@ def test_a_density_with_one_number_a_dimension_is_refused(size):
 )
 def test_an_action_of_another_shape_than_the_actors_is_refused(make, action_dim, shape):
     validate = Distribution._validate_args
-    Distribution.set_default_validate_args(False)  # as RSL-RL leaves the process
+    Distribution.set_default_validate_args(False)  # as importing TorchRL leaves the process
     try:
         actor, critic = make(action_dim=action_dim), make_critic()
         batch = act(actor, critic)

@@ -29,7 +29,7 @@ from torchrl_rslstorage import MiniBatchSampler, RolloutBuffer
 PLAN = Plan(5, 3)
 
 
-def cells_of_update(buffer: RolloutBuffer, plan: Plan = PLAN) -> list[list[int]]:
+def cells_of_update(buffer: RolloutBuffer | ReplayBuffer, plan: Plan = PLAN) -> list[list[int]]:
     return [cells_of(batch, plan) for batch in buffer]
 
 
@@ -47,10 +47,17 @@ def test_the_cover_does_not_depend_on_the_window_being_small():
     check_every_cell_is_seen_once_an_epoch(Plan(25, 41), num_mini_batches=7)
 
 
-def test_reshuffle_draws_another_permutation_for_each_epoch():
-    buffer = filled(PLAN, sampler=MiniBatchSampler(2, 4, reshuffle=True))
-    halves = cells_of_update(buffer)[::2]
-    assert len({tuple(half) for half in halves}) == 4
+def different_epochs(buffer: RolloutBuffer | ReplayBuffer, sampler: MiniBatchSampler) -> int:
+    """In how many ways the epochs of one update deal the cells out to mini-batches."""
+    batches, parts = cells_of_update(buffer), sampler.num_mini_batches
+    epochs = [batches[i * parts : (i + 1) * parts] for i in range(sampler.num_epochs)]
+    return len({tuple(frozenset(batch) for batch in epoch) for epoch in epochs})
+
+
+@pytest.mark.parametrize(("reshuffle", "ways"), [(False, 1), (True, 4)])
+def test_only_reshuffle_deals_the_cells_anew_for_each_epoch(reshuffle, ways):
+    sampler = MiniBatchSampler(5, 4, reshuffle)
+    assert different_epochs(filled(PLAN, sampler=sampler), sampler) == ways
 
 
 def test_without_reshuffle_epochs_share_the_very_mini_batches():
@@ -251,6 +258,26 @@ def test_an_update_holds_what_was_computed_before_it_began():
         assert batch["advantage"].flatten().tolist() == cells_of(batch, PLAN)
 
 
+@pytest.mark.parametrize("contiguous", [True, False])
+@pytest.mark.parametrize("keys", [None, ["observation", "advantage"]])
+def test_an_update_holds_what_its_user_set_in_the_window_last(keys, contiguous):
+    buffer = filled(PLAN, sampler=MiniBatchSampler(2, keys=keys))
+    reward = buffer.window["next", "reward"]
+
+    def check(offset: int) -> None:
+        for batch in buffer:
+            assert (batch["advantage"].flatten() - offset).tolist() == cells_of(batch, PLAN)
+
+    for offset in (100, 200):
+        column = (
+            reward + offset if contiguous else (reward + offset).transpose(0, 1).contiguous().transpose(0, 1)
+        )
+        buffer.window["advantage"] = column
+        check(offset)
+        column += 50  # and what is changed in place
+        check(offset + 50)
+
+
 @pytest.mark.parametrize(
     ("keys", "expected"),
     [
@@ -423,11 +450,10 @@ def test_it_covers_the_window_of_a_stock_buffer_too(plan, parts, epochs, flags):
         check_update(cells_of_update(buffer, plan), plan, buffer.sampler)
 
 
-@pytest.mark.parametrize(("reshuffle", "different"), [(False, 1), (True, 4)])
-def test_in_a_stock_buffer_too_only_reshuffle_deals_the_cells_anew_for_each_epoch(reshuffle, different):
-    batches = cells_of_update(stock_buffer(PLAN, MiniBatchSampler(5, 4, reshuffle)))
-    epochs = [batches[start : start + 5] for start in range(0, 20, 5)]
-    assert len({tuple(frozenset(batch) for batch in epoch) for epoch in epochs}) == different
+@pytest.mark.parametrize(("reshuffle", "ways"), [(False, 1), (True, 4)])
+def test_in_a_stock_buffer_too_only_reshuffle_deals_the_cells_anew(reshuffle, ways):
+    sampler = MiniBatchSampler(5, 4, reshuffle)
+    assert different_epochs(stock_buffer(PLAN, sampler), sampler) == ways
 
 
 def test_in_a_stock_buffer_it_refuses_an_empty_storage_and_one_of_one_dimension():

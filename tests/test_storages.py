@@ -179,7 +179,15 @@ def test_a_derived_column_of_another_layout_replaces_the_old_one():
     assert buffer.window["advantage"].dtype == torch.float64
 
 
-@pytest.mark.parametrize("key", ["state_value", ("sensors", "height"), ("observation",)])
+def test_a_derived_column_takes_the_place_of_one_that_its_user_set():
+    buffer = filled(PLAN)
+    for number in (1.0, 2.0):
+        buffer.storage.derived("advantage").fill_(number)
+        assert torch.equal(buffer.window["advantage"], torch.full((4, 3, 1), number))
+        buffer.window["advantage"] = torch.full((4, 3, 1), -1.0)
+
+
+@pytest.mark.parametrize("key", ["state_value", ("sensors", "height"), ("observation",), ("next", "reward")])
 def test_what_rows_write_cannot_be_computed_into(key):
     buffer = filled(PLAN)
     with pytest.raises(ValueError, match="the rows of this rollout write it"):
@@ -328,8 +336,12 @@ def test_derived_columns_are_saved_with_a_full_window(how, tmp_path):
     saved, loaded = filled(PLAN), RolloutBuffer(4, 3)
     saved.storage.derived("advantage").copy_(saved.window["next", "reward"])
     saved.storage.derived(("returns", "raw"), features=(2,), dtype=torch.float64).fill_(0.5)
+    saved.window["mine"] = (
+        column(PLAN.rows(), ("next", "reward")).transpose(0, 1).contiguous().transpose(0, 1)
+    )
     save_and_load(saved.storage, loaded.storage, how, tmp_path)
-    assert same(loaded.window["advantage"], column(PLAN.rows(), ("next", "reward")))
+    for key in ("advantage", "mine"):
+        assert same(loaded.window[key], column(PLAN.rows(), ("next", "reward")))
     assert same(loaded.window["returns", "raw"], torch.full((4, 3, 2), 0.5, dtype=torch.float64))
 
 

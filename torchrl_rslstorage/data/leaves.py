@@ -99,6 +99,11 @@ def nbytes(flat: Mapping[Key, Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in flat.values())
 
 
+def same_tensors(a: Mapping[Key, Tensor], b: Mapping[Key, Tensor]) -> bool:
+    """Whether both hold the very same tensors by the same names."""
+    return len(a) == len(b) and all(b.get(key) is tensor for key, tensor in a.items())
+
+
 def dtype_name(dtype: torch.dtype) -> str:
     """``float32`` for ``torch.float32``."""
     return str(dtype).removeprefix("torch.")

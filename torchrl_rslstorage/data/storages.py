@@ -30,6 +30,7 @@ from torchrl_rslstorage.data.leaves import (
     leaves,
     nbytes,
     nest,
+    same_tensors,
     select,
     show,
     show_all,
@@ -76,8 +77,8 @@ class RolloutTensorStorage(Columns):
         self._next: HalfColumns | None = None
         self._final_keys: KeysView[Key] = {}.keys()
         self._derived: dict[Key, Tensor] = {}
-        self._attached: set[Key] = set()
-        self._plans: dict[tuple[Key, ...] | None, tuple[frozenset[Key], Gather]] = {}
+        self._written: frozenset[Key] = frozenset()
+        self._plans: dict[tuple[Key, ...] | None, tuple[dict[Key, Tensor], Gather]] = {}
         self._workspace: dict[Key, Tensor] = {}
         self._final = FinalObservationTable(num_envs, torch.device(self.device))
 
@@ -177,7 +178,7 @@ class RolloutTensorStorage(Columns):
         names = cast("Any", ["time", None])  # tensordict types names without None, which is "no name"
         columns = TensorDict(nest(flat), [self.num_steps, self.num_envs], device=self.device, names=names)
         self._set_columns(columns)
-        self._attached.clear()
+        self._written = frozenset(flat)
         self._plans.clear()
 
     # -- writing ---------------------------------------------------------------------------------
@@ -212,9 +213,6 @@ class RolloutTensorStorage(Columns):
         if num_rows in (0, self.num_steps):
             self._changed()
 
-    def _root_keys(self) -> Mapping[Key, Tensor]:
-        return self._root.columns if self._root else {}
-
     # -- derived columns -------------------------------------------------------------------------
 
     def derived(
@@ -229,7 +227,7 @@ class RolloutTensorStorage(Columns):
             RuntimeError: nothing is stored yet.
         """
         name = canonical(key)
-        if self._root is not None and name in self._root.columns:
+        if name in self._written:
             raise ValueError(
                 f"{show(key)} cannot be computed into: the rows of this rollout write it. Choose another key."
             )
@@ -238,15 +236,17 @@ class RolloutTensorStorage(Columns):
         if column is None or column.shape != shape or column.dtype != dtype:
             column = self._zeros(shape, dtype, self._total(0) if self._next is None else self.window_nbytes())
             self._derived[name] = column
-            self._attached.discard(name)
-            self._plans.clear()
         columns = self.columns
         if columns is None:
             raise RuntimeError("Nothing is stored yet: write a window before computing on it.")
-        if name not in self._attached:
+        if columns.get(name, None) is not column:
             columns.set(name, column)
-            self._attached.add(name)
         return column
+
+    def _computed(self) -> dict[Key, Tensor]:
+        """The columns that no row writes: those of `derived`, and what users set in the window."""
+        columns = leaves(self.columns) if self.columns is not None else {}
+        return {key: column for key, column in columns.items() if key not in self._written}
 
     # -- reading ---------------------------------------------------------------------------------
 
@@ -296,10 +296,10 @@ class RolloutTensorStorage(Columns):
         return gather.run(cells)
 
     def _plan(self, keys: tuple[Key, ...] | None) -> Gather:
-        """Which flat columns go into which part of the workspace; made anew when columns come or go."""
-        attached, gather = self._plans.get(keys, (None, None))
+        """Which flat columns go into which part of the workspace; made anew when a column is another."""
         columns = self.root_columns()
-        if gather is not None and attached == columns.keys():
+        planned, gather = self._plans.get(keys, ({}, None))
+        if gather is not None and same_tensors(planned, columns):
             return gather
         names = [name for name in columns if name != "is_init"] if keys is None else select(columns, keys)
         rooms: list[Tensor] = []
@@ -311,7 +311,9 @@ class RolloutTensorStorage(Columns):
                     room = self._workspace[name] = torch.empty_like(flat)
             rooms.append(room)
         gather = Gather(names, [columns[name].flatten(0, 1) for name in names], rooms)
-        self._plans[keys] = (frozenset(columns), gather)
+        # What is not contiguous was copied just now, and would be out of date the next time.
+        if all(columns[name].is_contiguous() for name in names):
+            self._plans[keys] = (columns, gather)
         return gather
 
     # -- emptying and saving ---------------------------------------------------------------------
@@ -321,15 +323,12 @@ class RolloutTensorStorage(Columns):
         self._final.clear()
         columns = self.columns
         if columns is not None:
-            written = self._root_keys()
-            for name in leaves(columns, skip=frozenset({"next"})):
-                if name not in written:  # computed on the old window, here or by its user
-                    columns.del_(name)
-        self._attached.clear()
+            for name in self._computed():
+                columns.del_(name)
 
     def state_dict(self) -> dict[str, Any]:
-        """The filled rows (cloned), the table of final observations, and the derived columns."""
-        derived = {key: self._derived[key].clone() for key in self._attached}
+        """The filled rows (cloned), the table of final observations, and what was computed on them."""
+        derived = {key: column.clone() for key, column in self._computed().items()}
         return {
             "num_steps": self.num_steps,
             "num_envs": self.num_envs,
