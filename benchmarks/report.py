@@ -202,7 +202,7 @@ def draw(rows: Sequence[Row], path: Path, machine: dict[str, Any], versions: dic
                 place + offset, ratio - 1, left=1, height=0.36, color=_COLOURS[name], label=_NAMES[name]
             )
             axes.annotate(
-                f"{_digits(ratio)}x  {_ms(row.ms(name))}",
+                f"{_digits(ratio)}x ({_ms(row.ms(name))})",
                 (max(ratio, 1.0), place + offset),
                 xytext=(4, 0),
                 textcoords="offset points",

@@ -219,11 +219,12 @@ def check_nothing_of_the_old_window_is_left(plan: Plan) -> None:
         assert windows_of(batch["observation"]) == {2}
         assert set(tensors(batch)) == ROOT_KEYS - {"is_init"}
         assert batch.get("advantage", None) is None
-    buffer.storage.derived("advantage").fill_(2.0)
-    buffer.window["mine"] = torch.full((plan.num_steps, plan.num_envs, 1), 2.0)
-    for batch in buffer:
-        assert (batch["advantage"] == 2).all()
-        assert (batch["mine"] == 2).all()
+    for number in (2.0, 3.0):
+        buffer.storage.derived("advantage").fill_(number)
+        buffer.window["mine"] = torch.full((plan.num_steps, plan.num_envs, 1), number)
+        for batch in buffer:
+            assert (batch["advantage"] == number).all()
+            assert (batch["mine"] == number).all(), "mini-batches hold an older column of the same name"
 
 
 def check_cannot_be_read(buffer: RolloutBuffer) -> None:

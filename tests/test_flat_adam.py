@@ -143,5 +143,5 @@ def test_nothing_to_optimise_mixed_dtypes_and_foreign_states_are_refused():
         FlatAdam(parameters(nn.Linear(2, 1), nn.Linear(2, 1).double()), RATE.clone())
     flat = FlatAdam(parameters(nn.Linear(2, 1)), RATE.clone())
     foreign = FlatAdam(parameters(nn.Linear(3, 1)), RATE.clone()).state_dict()
-    with pytest.raises(ValueError, match="other parameters|of shapes"):
+    with pytest.raises(ValueError, match="parameters of shapes"):
         flat.load_state_dict(foreign)

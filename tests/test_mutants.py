@@ -23,7 +23,7 @@ from oracles import (
 )
 
 from torchrl_rslstorage import MiniBatchSampler, RolloutBuffer, RolloutTensorStorage, RolloutWriter
-from torchrl_rslstorage.data import columns, writers
+from torchrl_rslstorage.data import columns, storages, writers
 from torchrl_rslstorage.data.final_observations import FinalObservationTable
 
 PLAN = Plan(4, 3, terminated=frozenset({(0, 1), (3, 0)}), truncated=frozenset({(1, 0), (1, 2), (3, 2)}))
@@ -226,9 +226,9 @@ def final_observations_survive_empty(patch):
 
 def derived_columns_survive_empty(patch):
     def empty(self):
-        derived = {name: self._derived[name] for name in self._attached}
+        computed = self._computed()
         original["storage_empty"](self)
-        for name, column in derived.items():
+        for name, column in computed.items():
             self.columns.set(name, column)
 
     patch.setattr(RolloutTensorStorage, "_empty", empty)

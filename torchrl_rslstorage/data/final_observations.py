@@ -73,13 +73,12 @@ class FinalObservationTable:
             observations: next observations ``[N, *]``; copied.
             last: whether the window ends with this row.
         """
-        observations = {key: value.detach() for key, value in observations.items()}
         if last:
             self._flush()
             row = torch.full((self._num_envs,), t, device=self._device)
             envs = torch.arange(self._num_envs, device=self._device)
             kept = {
-                key: torch.empty_like(value, device=self._device).copy_(value)
+                key: torch.empty_like(value, device=self._device).copy_(value.detach())
                 for key, value in observations.items()
             }
             self._chunks.append((row, envs, kept))
@@ -87,7 +86,7 @@ class FinalObservationTable:
             if bool(truncated.any()):
                 self._keep([(t, truncated, observations)])
         else:
-            copies = {key: value.clone() for key, value in observations.items()}
+            copies = {key: value.detach().clone() for key, value in observations.items()}
             self._pending.append((t, truncated.clone(), copies))
             if len(self._pending) == _FLUSH_EVERY:
                 self._flush()
@@ -121,7 +120,7 @@ class FinalObservationTable:
         kept: dict[Key, Tensor] = {}
         for key, value in rows[0][2].items():
             block = value if len(rows) == 1 else torch.cat([row[2][key] for row in rows])
-            kept[key] = block.index_select(0, cell).to(self._device)
+            kept[key] = block.detach().index_select(0, cell).to(self._device)
         self._chunks.append(((found + first_row).to(self._device), envs.to(self._device), kept))
 
     def state(self) -> list[tuple[Tensor, Tensor, dict[Key, Tensor]]]:

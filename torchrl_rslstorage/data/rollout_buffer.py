@@ -252,7 +252,7 @@ class RolloutBuffer(ReplayBufferBase):
 
     def loads(self, path: str | Path) -> None:
         """Reads what `dumps` wrote; tensors only, no code is run (TorchRL's own format is a pickle)."""
-        self.load_state_dict(torch.load(Path(path) / "buffer.pt", weights_only=True))
+        self.load_state_dict(torch.load(Path(path) / "buffer.pt", weights_only=True, map_location="cpu"))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes back what `state_dict` gave, the sampler's generator included."""

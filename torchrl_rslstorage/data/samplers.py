@@ -191,7 +191,7 @@ class MiniBatchSampler(RolloutSampler):
             self._shuffle(storage.max_size, storage.device)
         if self._batches is None:
             assert self._cells is not None
-            self._batches = self._cut(storage.shuffled(self._cells, self.keys))
+            self._batches = self._cut(storage.shuffled(self._cells.to(storage.device), self.keys))
         return self._batches[number]
 
     def sample(self, storage: Storage, batch_size: int | None = None) -> tuple[Any, dict[str, Any]]:
@@ -320,7 +320,7 @@ class MiniBatchSampler(RolloutSampler):
 
     def loads(self, path: str | Path) -> None:
         """Reads what `dumps` wrote; tensors only, no code is run."""
-        self.load_state_dict(torch.load(Path(path) / "sampler.pt", weights_only=True))
+        self.load_state_dict(torch.load(Path(path) / "sampler.pt", weights_only=True, map_location="cpu"))
 
     def __repr__(self) -> str:
         return (

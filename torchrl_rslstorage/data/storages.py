@@ -381,4 +381,4 @@ class RolloutTensorStorage(Columns):
 
     def loads(self, path: str | Path) -> None:
         """Reads what `dumps` wrote; tensors only, no code is run."""
-        self.load_state_dict(torch.load(Path(path) / "storage.pt", weights_only=True))
+        self.load_state_dict(torch.load(Path(path) / "storage.pt", weights_only=True, map_location="cpu"))
