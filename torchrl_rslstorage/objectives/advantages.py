@@ -164,7 +164,7 @@ class RolloutGAE:
                 advantage.add_(value_target.copy_(truncated).mul_(value).mul_(self.gamma))
             after = after.masked_fill(ended, 0.0).mul_(self.gamma)
             advantage.view(-1).index_add_(0, cell, after)
-            self._recurse(advantage, value_target, value, done)
+            self._recurse(advantage, value_target, value, done, again=True)
 
         fill(next_value)
         log_prob = window.get(self.log_prob_key, None)
@@ -238,7 +238,7 @@ class RolloutGAE:
             self._announce(stands_in)
         advantage = (reward + self.gamma * bootstrap).contiguous()
         value_target = torch.empty_like(advantage)
-        self._recurse(advantage, value_target, value, done)
+        self._recurse(advantage, value_target, value, done, again=False)
         cell = torch.arange(done.numel(), device=done.device)
         used = (counts & ~stands_in).reshape(-1)
         inputs = _leaves_under_next(self._inputs(after).reshape(-1))
@@ -272,13 +272,18 @@ class RolloutGAE:
 
     # -- both ------------------------------------------------------------------------------------
 
-    def _recurse(self, advantage: Tensor, value_target: Tensor, value: Tensor, done: Tensor) -> None:
+    def _recurse(
+        self, advantage: Tensor, value_target: Tensor, value: Tensor, done: Tensor, *, again: bool
+    ) -> None:
+        """Runs the recursion that ``time_out`` asks for; ``again`` if the same memory comes back."""
         if self.time_out == "rsl_rl":
             rsl_rl_gae_(advantage, value_target, value, done, gamma=self.gamma, lmbda=self.lmbda)
             return
         recursion = self._recursion
         if recursion is None or not recursion.is_of(advantage, value_target, value):
-            recursion = self._recursion = GAERecursion(advantage, value_target, value)
+            recursion = GAERecursion(advantage, value_target, value)
+        if again:
+            self._recursion = recursion
         recursion(done, gamma=self.gamma, lmbda=self.lmbda)
 
     def _search(
