@@ -1,15 +1,21 @@
 """Advantages and value targets of one window, without the critic.
 
-Every side gets its critic's answers ready-made: ours through a value network that returns them, rsl-rl-lib
-through a critic that returns them, TorchRL as entries of its batch. All three normalise the advantages over
-the window. Ours is what `RSLPPOTrainer` runs short of its check of every observation; with that check it is
-also measured ("checked"). TorchRL's default is its loop; its vectorised form stands beside it. The memcpy
-bound copies two columns ``[T, N, 1]``, which is less than any of them reads and writes.
+*Advantages*, from a full window to normalised advantages in it: `RolloutGAE`, rsl-rl-lib's
+``PPO.compute_returns``, TorchRL's ``GAE``. Every side gets its critic's answers ready-made: ours through a
+value network that returns them, rsl-rl-lib through a critic that does, TorchRL as entries of its batch.
+All normalise over the window. Ours includes the final observations and the look for NaN; with the
+check of every observation that `RSLPPOTrainer` asks for it is also measured ("checked").
+
+*Recursion*, the same without what surrounds it: our `GAERecursion`; ``compute_returns`` told not to
+normalise; TorchRL's function.
+
+TorchRL's default is its loop; its vectorised form stands beside it. The memcpy bound copies two columns
+``[T, N, 1]``, which is less than any of them reads and writes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -17,6 +23,10 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 from torchrl.objectives.value import GAE
+from torchrl.objectives.value.functional import (
+    generalized_advantage_estimate,
+    vec_generalized_advantage_estimate,
+)
 
 from benchmarks.contenders import (
     GAMMA,
@@ -40,8 +50,10 @@ from benchmarks.harness import (
     memcpy,
 )
 from torchrl_rslstorage import RolloutGAE
+from torchrl_rslstorage.objectives.returns import GAERecursion
 
-SUBJECT = "gae"
+SUBJECTS = ("gae", "gae_recursion")
+VECTORIZED = "torchrl_vectorized"
 SHAPES = ("XS", "S", "64x1024", "M", "L", "XL")
 
 
@@ -89,37 +101,78 @@ def contenders(shape: Shape, settings: Settings) -> list[Contender]:
 
 
 def _others(shape: Shape, rollout: TensorDict) -> list[Contender]:
-    last = rollout[-1]["next"].select(*shape.groups)
-    values = torch.randn(shape.num_envs, 1, device=rollout.device)
-    ppo = rsl_rl_ppo(*rsl_rl_networks(shape, last), rsl_rl_storage(shape, rollout))
-    ppo.critic = _ReadyCritic(values)  # type: ignore[assignment] - all that compute_returns asks of it
-
-    def rsl_rl() -> None:
-        with torch.inference_mode():  # as OnPolicyRunner.learn calls it
-            ppo.compute_returns(last)
-
-    batch = torchrl_batch(rollout)
-    for key in ("state_value", ("next", "state_value")):
-        batch[key] = torch.randn(*batch.shape, 1, device=rollout.device)
+    batch = _torchrl_batch(rollout)
     loop = GAE(gamma=GAMMA, lmbda=LMBDA, value_network=None, average_gae=True)
     vectorized = GAE(gamma=GAMMA, lmbda=LMBDA, value_network=None, average_gae=True, vectorized=True)
-    with torch.no_grad():
-        loop(batch)
 
     def torchrl(gae: GAE) -> None:
         with torch.no_grad():
             gae(batch)
 
     return [
-        Contender(RSL_RL, rsl_rl),
+        Contender(RSL_RL, _compute_returns(shape, rollout, normalize=True)),
         Contender(TORCHRL, lambda: torchrl(loop)),
-        Contender("torchrl_vectorized", lambda: torchrl(vectorized)),
+        Contender(VECTORIZED, lambda: torchrl(vectorized)),
     ]
 
 
+def recursion_contenders(shape: Shape, settings: Settings) -> list[Contender]:
+    rollout = make_rollout(shape, settings.device)
+    value, reward, done = rollout["state_value"], rollout["next", "reward"], rollout["next", "done"]
+    advantage, value_target = torch.empty_like(value), torch.empty_like(value)
+    recursion = GAERecursion(advantage, value_target, value)
+    last = torch.randn(shape.num_envs, 1, device=settings.device).mul_(GAMMA)
+
+    def ours() -> None:
+        advantage.copy_(reward)
+        advantage[-1].add_(last)
+        recursion(done, gamma=GAMMA, lmbda=LMBDA)
+
+    found = [Contender(OURS, ours), memcpy(2 * 4 * shape.num_cells, settings.device)]
+    if shape.ours_alone:
+        return found
+    batch = _torchrl_batch(rollout)
+    after = batch["next"]
+    given = (
+        batch["state_value"],
+        after["state_value"],
+        after["reward"],
+        after["done"],
+        after["terminated"],
+    )
+    return [
+        *found,
+        Contender(RSL_RL, _compute_returns(shape, rollout, normalize=False)),
+        Contender(TORCHRL, lambda: generalized_advantage_estimate(GAMMA, LMBDA, *given)),
+        Contender(VECTORIZED, lambda: vec_generalized_advantage_estimate(GAMMA, LMBDA, *given)),
+    ]
+
+
+def _compute_returns(shape: Shape, rollout: TensorDict, *, normalize: bool) -> Callable[[], None]:
+    last = rollout[-1]["next"].select(*shape.groups)
+    ppo = rsl_rl_ppo(*rsl_rl_networks(shape, last), rsl_rl_storage(shape, rollout))
+    values = torch.randn(shape.num_envs, 1, device=rollout.device)
+    ppo.critic = _ReadyCritic(values)  # type: ignore[assignment] - all that compute_returns asks of it
+    ppo.normalize_advantage_per_mini_batch = not normalize
+
+    def run() -> None:
+        with torch.inference_mode():  # as OnPolicyRunner.learn calls it
+            ppo.compute_returns(last)
+
+    return run
+
+
+def _torchrl_batch(rollout: TensorDict) -> TensorDict:
+    batch = torchrl_batch(rollout)
+    for key in ("state_value", ("next", "state_value")):
+        batch[key] = torch.randn(*batch.shape, 1, device=rollout.device)
+    return batch
+
+
 def run(settings: Settings) -> Iterator[Row]:
-    for shape in settings.chosen(SHAPES):
-        yield Row(SUBJECT, shape, measure(contenders(shape, settings), settings))
+    for subject, make in zip(SUBJECTS, (contenders, recursion_contenders), strict=True):
+        for shape in settings.chosen(SHAPES):
+            yield Row(subject, shape, measure(make(shape, settings), settings))
 
 
 if __name__ == "__main__":

@@ -45,7 +45,10 @@ SUBJECTS = {
         "mini_batches": {OURS, RSL_RL, TORCHRL, MEMCPY},
         "mini_batches_reshuffled": {OURS, RSL_RL, TORCHRL, MEMCPY},
     },
-    bench_gae: {"gae": {OURS, RSL_RL, TORCHRL, MEMCPY, "ours_checked", "torchrl_vectorized"}},
+    bench_gae: {
+        "gae": {OURS, RSL_RL, TORCHRL, MEMCPY, "ours_checked", "torchrl_vectorized"},
+        "gae_recursion": {OURS, RSL_RL, TORCHRL, MEMCPY, "torchrl_vectorized"},
+    },
     bench_loss: {
         "loss_forward": {OURS, RSL_RL, TORCHRL, "ours_terms", "bare_formula"},
         "update": {OURS, RSL_RL, TORCHRL},
