@@ -24,6 +24,9 @@ _FLUSH_EVERY = 8
 """Rows whose candidates wait for one look at the truncation flags, on devices where a look stalls
 the host. Eight rows of observations are held meanwhile, so the table stays small beside the window."""
 
+Chunk = tuple[Tensor, Tensor, dict[Key, Tensor]]
+"""Rows, environments and what was seen there, of some cells."""
+
 
 class FinalObservations(NamedTuple):
     """What the environment showed where the window has no next row, ``K`` cells in all.
@@ -57,11 +60,13 @@ class FinalObservationTable:
     def __init__(self, num_envs: int, device: torch.device) -> None:
         self._num_envs = num_envs
         self._device = device
+        self._envs = torch.arange(num_envs, device=device)
+        self._last: dict[Key, Tensor] = {}
         self.clear()
 
     def clear(self) -> None:
         """Forgets everything."""
-        self._chunks: list[tuple[Tensor, Tensor, dict[Key, Tensor]]] = []
+        self._chunks: list[Chunk] = []
         self._pending: list[tuple[int, Tensor, dict[Key, Tensor]]] = []
 
     def record(self, t: int, truncated: Tensor, observations: dict[Key, Tensor], *, last: bool) -> None:
@@ -75,16 +80,12 @@ class FinalObservationTable:
         """
         if last:
             self._flush()
-            row = torch.full((self._num_envs,), t, device=self._device)
-            envs = torch.arange(self._num_envs, device=self._device)
-            kept = {
-                key: torch.empty_like(value, device=self._device).copy_(value.detach())
-                for key, value in observations.items()
-            }
-            self._chunks.append((row, envs, kept))
+            self._chunks.append(self._last_row(t, observations))
         elif not _stalls(truncated):
             if bool(truncated.any()):
-                self._keep([(t, truncated, observations)])
+                envs = truncated.view(-1).nonzero().view(-1)
+                kept = {key: value.detach().index_select(0, envs) for key, value in observations.items()}
+                self._chunks.append(self._placed(torch.full_like(envs, t), envs, kept))
         else:
             copies = {key: value.detach().clone() for key, value in observations.items()}
             self._pending.append((t, truncated.clone(), copies))
@@ -92,7 +93,7 @@ class FinalObservationTable:
                 self._flush()
 
     def read(self) -> FinalObservations:
-        """The table so far, in the order of ``(t, n)``."""
+        """The table so far, in the order of ``(t, n)``; good until the next window's last row."""
         self._flush()
         if not self._chunks:
             none = torch.zeros(0, dtype=torch.int64, device=self._device)
@@ -110,6 +111,23 @@ class FinalObservationTable:
             pending, self._pending = self._pending, []
             self._keep(pending)
 
+    def _last_row(self, t: int, observations: dict[Key, Tensor]) -> Chunk:
+        """The whole row ``t``, in memory that every window reuses."""
+        kept: dict[Key, Tensor] = {}
+        for key, value in observations.items():
+            room = self._last.get(key)
+            if room is None or room.shape != value.shape or room.dtype != value.dtype:
+                with torch.inference_mode(False):
+                    room = self._last[key] = torch.empty_like(value, device=self._device)
+            kept[key] = room.copy_(value.detach())
+        return torch.full_like(self._envs, t), self._envs, kept
+
+    def _placed(self, t: Tensor, envs: Tensor, kept: dict[Key, Tensor]) -> Chunk:
+        if envs.device == self._device:
+            return t, envs, kept
+        moved = {key: value.to(self._device) for key, value in kept.items()}
+        return t.to(self._device), envs.to(self._device), moved
+
     def _keep(self, rows: list[tuple[int, Tensor, dict[Key, Tensor]]]) -> None:
         flags = torch.stack([truncated.reshape(-1) for _, truncated, _ in rows])
         found, envs = flags.nonzero(as_tuple=True)
@@ -120,15 +138,15 @@ class FinalObservationTable:
         kept: dict[Key, Tensor] = {}
         for key, value in rows[0][2].items():
             block = value if len(rows) == 1 else torch.cat([row[2][key] for row in rows])
-            kept[key] = block.detach().index_select(0, cell).to(self._device)
-        self._chunks.append(((found + first_row).to(self._device), envs.to(self._device), kept))
+            kept[key] = block.detach().index_select(0, cell)
+        self._chunks.append(self._placed(found + first_row, envs, kept))
 
-    def state(self) -> list[tuple[Tensor, Tensor, dict[Key, Tensor]]]:
+    def state(self) -> list[Chunk]:
         """The table as plain tensors, for a checkpoint."""
         self._flush()
         return list(self._chunks)
 
-    def load_state(self, chunks: list[tuple[Tensor, Tensor, dict[Key, Tensor]]]) -> None:
+    def load_state(self, chunks: list[Chunk]) -> None:
         """Takes back what `state` gave."""
         self.clear()
         self._chunks = [
