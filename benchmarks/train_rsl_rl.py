@@ -5,7 +5,7 @@
 Everything that learns is rsl-rl-lib's (its runner, PPO, models and storage, with logging off). Around it:
 
 - The same synchronous Gymnasium vector environment as `GymnasiumEnv`, with same-step autoreset and actions
-  passed on as they are. RSL-RL has no place for a final observation: at a time-out its PPO bootstraps from
+  clipped to the box. RSL-RL has no place for a final observation: at a time-out its PPO bootstraps from
   the value of the state before, which is what `time_outs` asks for.
 - The hyper-parameters of the comparison, in `config` below.
 - Episodes are counted here, in float64; RSL-RL's logger would drop them together with its log folder.
@@ -43,6 +43,7 @@ class GymnasiumVecEnv(VecEnv):
             vector_kwargs={"copy": False, "autoreset_mode": gymnasium.vector.AutoresetMode.SAME_STEP},
         )
         space: Any = self.vector_env.single_action_space
+        self.low, self.high = space.low, space.high
         self.num_envs = num_envs
         self.num_actions = math.prod(space.shape)
         spec = self.vector_env.get_attr("spec")[0]
@@ -63,7 +64,8 @@ class GymnasiumVecEnv(VecEnv):
         return TensorDict({"policy": policy}, batch_size=[self.num_envs])
 
     def step(self, actions: torch.Tensor) -> tuple[TensorDict, torch.Tensor, torch.Tensor, dict]:
-        self._observations, reward, terminated, truncated, _ = self.vector_env.step(actions.numpy())
+        clipped = np.clip(actions.numpy(), self.low, self.high)
+        self._observations, reward, terminated, truncated, _ = self.vector_env.step(clipped)
         done = terminated | truncated
         self._count(reward, done)
         extras = {"time_outs": torch.from_numpy(truncated & ~terminated)}

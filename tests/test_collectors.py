@@ -27,7 +27,16 @@ from torchrl.envs import (
     VecNormV2,
 )
 
-from torchrl_rslstorage import EpisodeStatistics, GymnasiumEnv, PendulumEnv, RolloutBuffer, RolloutCollector
+from torchrl_rslstorage import (
+    ActorCritic,
+    EpisodeStatistics,
+    GymnasiumEnv,
+    MLPActor,
+    MLPCritic,
+    PendulumEnv,
+    RolloutBuffer,
+    RolloutCollector,
+)
 
 
 def collector_of(env, num_steps=6, *, policy=None, **kwargs) -> RolloutCollector:
@@ -466,3 +475,24 @@ def test_collecting_waits_for_the_device_only_where_final_observations_are_looke
 
 def test_the_flags_of_the_simulator_are_those_torchrl_knows():
     assert set(FLAGS) <= set(Simulator([1]).done_keys)
+
+
+class CountingPendulum(PendulumEnv):
+    """A subclass that overrides TorchRL's own method, as users do to shape rewards."""
+
+    def _step(self, tensordict):
+        stepped = super()._step(tensordict)
+        return stepped.set("reward", torch.full_like(stepped["reward"], 7.0))
+
+
+@pytest.mark.parametrize("how", ["collector", "step_and_maybe_reset"])
+def test_a_subclass_that_overrides_the_step_is_stepped_its_own_way(how):
+    env = CountingPendulum(num_envs=3, seed=0)
+    if how == "step_and_maybe_reset":
+        stepped, _ = env.step_and_maybe_reset(env.rand_action(env.reset()))
+        assert (stepped["next", "reward"] == 7).all()
+        return
+    actor, critic = MLPActor.for_env(env, hidden_dims=(4,)), MLPCritic.for_env(env, hidden_dims=(4,))
+    buffer = RolloutBuffer(2, 3)
+    RolloutCollector(env, ActorCritic(actor, critic), replay_buffer=buffer).rollout()
+    assert (buffer.window["next", "reward"] == 7).all()

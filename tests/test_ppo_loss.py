@@ -26,7 +26,7 @@ from torchrl.modules import (
 )
 from torchrl.objectives import ClipPPOLoss
 
-from torchrl_rslstorage import RSLPPOLoss, normalize_advantage
+from torchrl_rslstorage import MLPActor, MLPCritic, RSLPPOLoss, normalize_advantage
 
 
 @pytest.fixture(autouse=True)
@@ -713,3 +713,12 @@ def test_a_state_dict_restores_weights_and_coefficients(functional):
     other.load_state_dict(loss.state_dict())
     a, b = loss(batch), other(batch)
     assert all(torch.equal(a[key], b[key]) for key in a.keys())
+
+
+def test_an_empty_mini_batch_is_refused():
+    actor, critic = MLPActor(["obs"], 3, 2, hidden_dims=(4,)), MLPCritic(["obs"], 3, hidden_dims=(4,))
+    with torch.no_grad():
+        batch = critic(actor(TensorDict({"obs": torch.randn(4, 3)}, [4])))
+    batch["advantage"], batch["value_target"] = torch.randn(4, 1), torch.randn(4, 1)
+    with pytest.raises(ValueError, match="mini-batch is empty"):
+        RSLPPOLoss(actor, critic)(batch[:0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from itertools import chain
 from pickle import UnpicklingError
 
@@ -448,3 +449,21 @@ def test_a_stock_sampler_without_replacement_covers_window_after_window():
             assert sorted(cells) == list(range(12))
         cells_of_stock(buffer.sample(4))  # and is left amid an epoch
         buffer.empty()
+
+
+def test_a_buffer_can_be_copied_deeply():
+    buffer = RolloutBuffer(2, 3)
+    buffer.extend(torch.stack(Plan(2, 3).rows(), 1))
+    twin = copy.deepcopy(buffer)
+    assert len(twin) == len(buffer)
+    for mine, theirs in zip(twin.window.values(True, True), buffer.window.values(True, True), strict=True):
+        assert torch.equal(mine, theirs)
+    buffer.empty()
+    assert twin.is_full
+
+
+@pytest.mark.parametrize("data", [{"a": torch.ones(3)}, torch.ones(3), None])
+def test_what_is_not_a_tensordict_is_refused_by_name(data):
+    for write in (RolloutBuffer(2, 3).add, RolloutBuffer(2, 3).extend):
+        with pytest.raises(TypeError, match=f"TensorDicts, got {type(data).__name__}"):
+            write(data)

@@ -27,6 +27,8 @@ from torchrl_rslstorage import (
     ActorCritic,
     KLAdaptiveStepper,
     MiniBatchSampler,
+    MLPActor,
+    MLPCritic,
     PendulumEnv,
     PPOConfig,
     RolloutBuffer,
@@ -789,3 +791,14 @@ def test_a_checkpoint_that_lacks_parts_is_refused_in_one_sentence(tmp_path):
     trainer = make_trainer()
     Checkpoint(actor=trainer.actor).save(tmp_path / "checkpoint-1")
     refused(tmp_path / "checkpoint-1", r"missing=\['collector', 'critic'", trainer)
+
+
+def test_an_actor_that_does_not_collect_is_refused():
+    env = PendulumEnv(num_envs=4, seed=0)
+    actor, critic = MLPActor.for_env(env, hidden_dims=(4,)), MLPCritic.for_env(env, hidden_dims=(4,))
+    collector = RolloutCollector(env, ActorCritic(actor, critic), replay_buffer=RolloutBuffer(4, 4))
+    other = MLPActor.for_env(env, hidden_dims=(4,))
+    with pytest.raises(ValueError, match="not the one that collects"):
+        RSLPPOTrainer(collector, other, critic, total_frames=16, progress_bar=False)
+    with pytest.raises(ValueError, match="`total_frames` must be at least 1, got 0"):
+        RSLPPOTrainer(collector, actor, critic, total_frames=0, progress_bar=False)

@@ -119,7 +119,7 @@ class RolloutCollector(BaseCollector):
                 f"The window is full ({buffer.num_steps} rows): take its mini-batches, then call "
                 "buffer.empty(), before the next one is collected."
             )
-        ours = self.env if isinstance(self.env, BatchedEnv) else None
+        ours = self.env if isinstance(self.env, BatchedEnv) and self.env.is_lean else None
         apart = resets_after_step(self.env)
         with set_exploration_type(self.exploration_type):
             carrier = self._start()

@@ -152,6 +152,7 @@ class RolloutBuffer(ReplayBufferBase):
             OverflowError: the window is full.
             KeyError, ValueError: keys, shapes or dtypes are not those of the first row.
         """
+        _require_tensordict(data)
         if self._has_transform():
             data = self._transform.inv(data)
         return self._writer.add(_batched(data, self.num_envs))
@@ -176,6 +177,7 @@ class RolloutBuffer(ReplayBufferBase):
             ValueError: the batch size is not that of this buffer, or its dimension names say that time
                 is the other dimension.
         """
+        _require_tensordict(data)
         if update_priority is not None:
             raise NotImplementedError("A rollout has no priorities: leave update_priority out.")
         if time_dim not in (0, 1):
@@ -260,6 +262,11 @@ class RolloutBuffer(ReplayBufferBase):
         if rng is not None and self.generator is None:
             self.set_rng(torch.Generator(device=rng[1]))
         super().load_state_dict(state_dict)
+
+
+def _require_tensordict(data: Any) -> None:
+    if not isinstance(data, TensorDictBase):
+        raise TypeError(f"A rollout is written from TensorDicts, got {type(data).__name__}.")
 
 
 def _batched(row: TensorDictBase, num_envs: int) -> TensorDictBase:

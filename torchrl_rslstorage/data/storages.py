@@ -12,7 +12,7 @@ advantages for raises a KeyError instead of showing the ones of the window befor
 
 from __future__ import annotations
 
-from collections.abc import KeysView, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -75,7 +75,7 @@ class RolloutTensorStorage(Columns):
         self.num_rows = 0
         self._root: HalfColumns | None = None
         self._next: HalfColumns | None = None
-        self._final_keys: KeysView[Key] = {}.keys()
+        self._final_keys: dict[Key, None] = {}
         self._derived: dict[Key, Tensor] = {}
         self._written: frozenset[Key] = frozenset()
         self._plans: dict[tuple[Key, ...] | None, tuple[dict[Key, Tensor], Gather]] = {}
@@ -143,7 +143,7 @@ class RolloutTensorStorage(Columns):
                     f"{(self.num_envs, 1)}: one value an environment, with the trailing 1."
                 )
         self._next = HalfColumns("next", self._new_columns(columns, total), columns)
-        self._final_keys = dict(finals).keys()
+        self._final_keys = dict.fromkeys(finals)
         self._attach()
 
     def _new_columns(self, row: Mapping[Key, Tensor], total: int | None = None) -> dict[Key, Tensor]:
@@ -199,7 +199,7 @@ class RolloutTensorStorage(Columns):
         if self._next is None:
             self._make_next(columns, observations)
         assert self._next is not None
-        if observations.keys() != self._final_keys:
+        if observations.keys() != self._final_keys.keys():
             refuse_keys("next", t, observations, self._final_keys)
         self._next.copy_row(t, columns)
         last = t == self.num_steps - 1
@@ -360,7 +360,7 @@ class RolloutTensorStorage(Columns):
         if rows:
             self._root = self._restored("root", state_dict["root"])
             self._next = self._restored("next", state_dict["next"])
-            self._final_keys = dict.fromkeys(state_dict["final_keys"]).keys()
+            self._final_keys = dict.fromkeys(state_dict["final_keys"])
             self._attach()
             self._final.load_state(state_dict["final"])
         for key, value in state_dict["derived"].items():

@@ -18,7 +18,7 @@ def make_env(
     device: torch.device | str = "cpu",
     seed: int | None = None,
     train: bool = True,
-    clip_actions: bool = False,
+    clip_actions: bool = True,
 ) -> BatchedEnv:
     """A batch of ``num_envs`` environments of ``task``.
 

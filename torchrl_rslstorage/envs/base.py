@@ -85,6 +85,14 @@ class BatchedEnv(EnvBase):
     def after_step(self, next_leaves: Mapping[NestedKey, Tensor]) -> Leaves:
         """Resets what ``next_leaves`` calls done and returns the N observations to act on now."""
 
+    @functools.cached_property
+    def is_lean(self) -> bool:
+        """Whether a step is still the one written here: a subclass may override TorchRL's own methods."""
+        return all(
+            getattr(type(self), name) is getattr(BatchedEnv, name)
+            for name in ("_step", "_reset", "step", "reset", "step_and_maybe_reset")
+        )
+
     def step_leaves(self, action: Tensor) -> tuple[Leaves, Leaves]:
         """What `step_and_maybe_reset` does, without a TensorDict: ``next``, and the next observations.
 
@@ -108,8 +116,9 @@ class BatchedEnv(EnvBase):
         Args:
             tensordict: ``[N]``, with ``action``. What a policy left under ``"next"`` is kept.
         """
-        if tensordict.batch_size != self.batch_size or "_step" in tensordict:
-            # A wrong shape, whose error the base class words, or a partial step.
+        overridden = type(self)._step is not BatchedEnv._step or type(self)._reset is not BatchedEnv._reset
+        if overridden or tensordict.batch_size != self.batch_size or "_step" in tensordict:
+            # A subclass's own step, a wrong shape, whose error the base class words, or a partial step.
             return super().step_and_maybe_reset(tensordict)
         if tensordict.device != self.device:
             tensordict = tensordict.to(self.device)

@@ -46,7 +46,7 @@ class GymnasiumEnv(BatchedEnv):
     | key | shape | |
     |---|---|---|
     | `observation`; for a `Dict` space one key per entry, nested as it is | `[N, *]` | no float64 |
-    | `action` | `[N, *]` float32, or `[N]` int64 for `Discrete` | passed on as it is, unless `clip_actions` |
+    | `action` | `[N, *]` float32, or `[N]` int64 for `Discrete` | clipped to a `Box`'s bounds |
     | `reward` | `[N, 1]` float32 | |
     | `done`, `terminated`, `truncated` | `[N, 1]` bool | |
 
@@ -60,8 +60,8 @@ class GymnasiumEnv(BatchedEnv):
         num_envs: N.
         device: where every tensor is handed out; the tasks themselves run on the CPU.
         seed: environment i of the first reset gets ``seed + i``; None leaves it to Gymnasium.
-        clip_actions: clip a `Box`'s actions to its bounds before the task sees them. Off, as with RSL-RL:
-            tasks clip what they must, and one that prices large actions (MuJoCo's control cost) sees them.
+        clip_actions: clip a `Box`'s actions to its bounds before the task sees them, so that no more is
+            paid for a large action than the task can carry out.
         **make_kwargs: for ``gymnasium.make``, such as ``max_episode_steps``.
 
     Raises:
@@ -79,7 +79,7 @@ class GymnasiumEnv(BatchedEnv):
         *,
         device: torch.device | str = "cpu",
         seed: int | None = None,
-        clip_actions: bool = False,
+        clip_actions: bool = True,
         **make_kwargs: Any,
     ) -> None:
         super().__init__(num_envs, device=device)

@@ -184,6 +184,8 @@ class RSLPPOLoss(PPOLoss):
         """What `forward` returns, as a dictionary: less overhead, and what ``torch.compile`` is given."""
         keys = self.tensor_keys
         shape = tensordict.batch_size
+        if 0 in shape:
+            raise ValueError(f"The mini-batch is empty: its batch size is {tuple(shape)}.")
         ndim = len(shape)
         advantage = _flat(self._get(tensordict, keys.advantage), keys.advantage, shape)
         value_target = _flat(self._get(tensordict, keys.value_target), keys.value_target, shape)

@@ -61,7 +61,7 @@ class TrainOptions:
     """Activation of the hidden layers."""
     obs_normalization: bool | None = None
     """Normalise observations by their running moments (pendulum no, Gymnasium yes)."""
-    clip_actions: bool = False
+    clip_actions: bool = True
     """Clip actions to a Gymnasium task's bounds before the task sees them."""
     init_std: float = 1.0
     """Standard deviation of the policy at the start."""

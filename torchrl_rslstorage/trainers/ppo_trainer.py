@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
+from torch import nn
 from torchrl.checkpoint import CheckpointRotation, GlobalRNGState
 from torchrl.record.loggers.common import Logger
 
@@ -96,8 +97,11 @@ class RSLPPOTrainer(TrainerBase):
                 "pass replay_buffer=RolloutBuffer(num_steps, num_envs) to it."
             )
         config.check()
-        if save_interval < 1:
-            raise ValueError(f"`save_interval` must be at least 1, got {save_interval}.")
+        for name, number in (("save_interval", save_interval), ("total_frames", total_frames)):
+            if number < 1:
+                raise ValueError(f"`{name}` must be at least 1, got {number}.")
+        if isinstance(collector, RolloutCollector):
+            _require_the_same_policy(collector.policy, actor)
         transitions = buffer.num_steps * buffer.num_envs
         if config.num_mini_batches > transitions:
             raise ValueError(
@@ -317,6 +321,16 @@ class _StockCollector:
             "RolloutCollector saves environments that can be saved.",
             UserWarning,
             stacklevel=2,
+        )
+
+
+def _require_the_same_policy(policy: Any, actor: nn.Module) -> None:
+    """Raises if ``actor`` is not (part of) the policy that collects: it would never see its own actions."""
+    acting = {id(parameter) for parameter in policy.parameters()} if isinstance(policy, nn.Module) else None
+    if acting is not None and not all(id(parameter) in acting for parameter in actor.parameters()):
+        raise ValueError(
+            "The actor is not the one that collects: give the collector a policy made of it, such as "
+            "ActorCritic(actor, critic)."
         )
 
 

@@ -73,6 +73,8 @@ def resume_run(path: Path, max_iterations: int | None = None, report: Report = p
         latest = trainer.latest_checkpoint
         if latest is not None:
             trainer.load_checkpoint(latest)
+        else:
+            report(f"{folder.path} has no checkpoint yet: starting over.")
         remove_leftovers(folder.checkpoints)
         return _train(folder, options, trainer, report)
 
