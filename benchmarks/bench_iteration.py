@@ -100,12 +100,12 @@ class OurIteration:
         collector.shutdown = lambda *args, **kwargs: None  # type: ignore[method-assign]
         config = PPOConfig(learning_rate=LEARNING_RATE, clip_param=CLIP, entropy_coef=ENTROPY_COEFF)
         self.trainer = RSLPPOTrainer(
-            collector, actor, critic, total_frames=0, config=config, progress_bar=False, **options
+            collector, actor, critic, total_frames=1, config=config, progress_bar=False, **options
         )
         self.frames = shape.num_cells
 
     def __call__(self) -> None:
-        self.trainer.total_frames += self.frames
+        self.trainer.total_frames = self.trainer.collected_frames + self.frames
         self.trainer.train()
 
 
