@@ -62,3 +62,30 @@ def test_a_fault_in_the_mini_batch_is_the_users_to_see_and_not_taken_for_one_of_
     actor, critic, loss, batches = problem()
     with pytest.raises(KeyError, match="'advantage'"):
         KLAdaptiveStepper(actor, critic, compile=True).update(loss, batches[0].exclude("advantage"))
+
+
+def test_a_loss_with_a_forward_of_its_own_is_the_one_that_is_optimised():
+    class Doubled(RSLPPOLoss):
+        def forward(self, tensordict):
+            losses = RSLPPOLoss.forward(self, tensordict)
+            return losses.set("loss_critic", 2 * losses["loss_critic"])
+
+    class Plain(RSLPPOLoss):
+        """Inherits everything."""
+
+    actor, critic, loss, batches = problem()
+    number = list(loss.out_keys).index("loss_critic")
+    expected = loss.terms(batches[0])["loss_critic"].detach()
+    for kind, factor in ((Plain, 1), (Doubled, 2)):
+        actor, critic, _, batches = problem()
+        metrics = KLAdaptiveStepper(actor, critic).update(kind(actor, critic), batches[0])
+        torch.testing.assert_close(metrics[number], factor * expected)
+
+
+def test_a_compiled_step_follows_a_change_of_the_loss(monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
+    actor, critic, loss, batches = problem()
+    number = list(loss.out_keys).index("loss_entropy")
+    stepper = KLAdaptiveStepper(actor, critic, compile=True)
+    assert stepper.update(loss, batches[0])[number] != 0
+    assert stepper.update(RSLPPOLoss(actor, critic, entropy_coeff=0.0), batches[0])[number] == 0

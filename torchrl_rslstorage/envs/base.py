@@ -116,8 +116,7 @@ class BatchedEnv(EnvBase):
         Args:
             tensordict: ``[N]``, with ``action``. What a policy left under ``"next"`` is kept.
         """
-        overridden = type(self)._step is not BatchedEnv._step or type(self)._reset is not BatchedEnv._reset
-        if overridden or tensordict.batch_size != self.batch_size or "_step" in tensordict:
+        if not self.is_lean or tensordict.batch_size != self.batch_size or "_step" in tensordict:
             # A subclass's own step, a wrong shape, whose error the base class words, or a partial step.
             return super().step_and_maybe_reset(tensordict)
         if tensordict.device != self.device:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value
 
 from torchrl_rslstorage.data.leaves import Key, leaves, nest
+from torchrl_rslstorage.objectives import RSLPPOLoss
 from torchrl_rslstorage.trainers.flat_adam import FlatAdam
 from torchrl_rslstorage.trainers.learning_rate import adapted_learning_rate
 
@@ -24,7 +26,7 @@ class CompiledStep:
     (``torch.func``). On CUDA the graph is replayed as a CUDA graph (``mode="reduce-overhead"``).
 
     Args:
-        loss_module: has ``terms(mini_batch)``, a dictionary of scalars; `RSLPPOLoss`.
+        loss_module: returns scalars by name, ``kl`` among them; `RSLPPOLoss`.
         optimizer: holds the parameters that ``loss_module`` evaluates.
         max_grad_norm: bound of each network's gradient norm.
         desired_kl: target of the adaptive learning rate; ``None`` keeps it fixed.
@@ -33,6 +35,7 @@ class CompiledStep:
     def __init__(
         self, loss_module: nn.Module, optimizer: FlatAdam, *, max_grad_norm: float, desired_kl: float | None
     ) -> None:
+        self.loss_module = loss_module
         self._loss = _Terms(loss_module)
         self._optimizer = optimizer
         self._max_grad_norm = max_grad_norm
@@ -79,6 +82,13 @@ class CompiledStep:
         return total, (torch.stack(list(terms.values())).detach(), terms["kl"].detach())
 
 
+def loss_terms(loss_module: Any, mini_batch: TensorDictBase) -> Mapping[str, Tensor]:
+    """What ``loss_module`` returns; through `RSLPPOLoss.terms` unless a subclass has its own ``forward``."""
+    if getattr(type(loss_module), "forward", None) is RSLPPOLoss.forward:
+        return loss_module.terms(mini_batch)
+    return loss_module(mini_batch)
+
+
 class _Terms(nn.Module):
     """``loss_module.terms`` as the ``forward`` of a module, for ``functional_call``."""
 
@@ -87,4 +97,4 @@ class _Terms(nn.Module):
         self.loss_module: Any = loss_module
 
     def forward(self, mini_batch: TensorDictBase) -> dict[str, Tensor]:
-        return self.loss_module.terms(mini_batch)
+        return dict(loss_terms(self.loss_module, mini_batch).items())

@@ -11,7 +11,7 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 from torchrl.trainers import OptimizationStepper
 
-from torchrl_rslstorage.trainers.compiled_step import CompiledStep
+from torchrl_rslstorage.trainers.compiled_step import CompiledStep, loss_terms
 from torchrl_rslstorage.trainers.flat_adam import FlatAdam
 from torchrl_rslstorage.trainers.learning_rate import adapted_learning_rate
 
@@ -117,12 +117,12 @@ class KLAdaptiveStepper(OptimizationStepper):
         return TensorDict({"metrics": self.update(trainer.loss_module, sub_batch)})
 
     def _terms(self, loss_module: Any, mini_batch: TensorDictBase) -> Mapping[str, Tensor]:
-        terms = loss_module.terms(mini_batch) if hasattr(loss_module, "terms") else loss_module(mini_batch)
+        terms = loss_terms(loss_module, mini_batch)
         self.metric_names = [str(name) for name in terms.keys()]
         return terms
 
     def _compiled_update(self, loss_module: Any, mini_batch: TensorDictBase) -> Tensor | None:
-        if self._compiled is None:
+        if self._compiled is None or self._compiled.loss_module is not loss_module:
             with torch.no_grad():  # names the metrics, and raises what is wrong with the mini-batch
                 self._terms(loss_module, mini_batch)
             desired_kl = self.desired_kl if self.schedule == "adaptive" else None
