@@ -8,15 +8,23 @@ from torchrl_rslstorage.data import (
     RolloutSampler,
     RolloutTensorStorage,
     RolloutWriter,
+    Trajectories,
+    pad,
+    plan_trajectories,
+    unpad,
 )
 from torchrl_rslstorage.envs import GymnasiumEnv, PendulumEnv, make_env
 from torchrl_rslstorage.modules import (
     ActorCritic,
     DiagonalGaussian,
     EmpiricalNormalizer,
+    GaussianActor,
     MLPActor,
     MLPCritic,
     ObservationModule,
+    RNNActor,
+    RNNCritic,
+    ValueCritic,
 )
 from torchrl_rslstorage.objectives import RolloutGAE, RSLPPOLoss, normalize_advantage
 from torchrl_rslstorage.trainers import (
@@ -33,6 +41,7 @@ __all__ = [
     "EmpiricalNormalizer",
     "EpisodeStatistics",
     "FinalObservations",
+    "GaussianActor",
     "GymnasiumEnv",
     "KLAdaptiveStepper",
     "MLPActor",
@@ -41,6 +50,8 @@ __all__ = [
     "ObservationModule",
     "PPOConfig",
     "PendulumEnv",
+    "RNNActor",
+    "RNNCritic",
     "RSLPPOLoss",
     "RSLPPOTrainer",
     "RolloutBuffer",
@@ -51,6 +62,11 @@ __all__ = [
     "RolloutWriter",
     "RunFolder",
     "RunFolderError",
+    "Trajectories",
+    "ValueCritic",
     "make_env",
     "normalize_advantage",
+    "pad",
+    "plan_trajectories",
+    "unpad",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
 import torch
@@ -24,7 +24,7 @@ from torchrl.envs import (
 from torchrl_rslstorage._compat import resets_after_step
 from torchrl_rslstorage.collectors.statistics import EpisodeStatistics
 from torchrl_rslstorage.data import RolloutBuffer
-from torchrl_rslstorage.data.leaves import Key, leaves, nest
+from torchrl_rslstorage.data.leaves import Key, canonical, leaves, nest
 from torchrl_rslstorage.envs import BatchedEnv
 
 
@@ -105,6 +105,7 @@ class RolloutCollector(BaseCollector):
         )
         self.num_frames = 0
         self._carrier: TensorDictBase | None = None
+        self._known = keys_carried_by(env)
 
     @torch.no_grad()
     def rollout(self) -> None:
@@ -126,8 +127,7 @@ class RolloutCollector(BaseCollector):
             for _ in range(buffer.num_steps - buffer.num_rows):
                 carrier = policy(carrier)
                 writer.write_root(carrier)
-                # What a policy leaves under `next` (a recurrent state) is TorchRL's to carry on.
-                if ours is not None and "next" not in carrier.keys():
+                if ours is not None:
                     carrier = self._step_leaves(ours, carrier)
                 elif apart:
                     carrier = self._step_then_reset(carrier)
@@ -137,14 +137,16 @@ class RolloutCollector(BaseCollector):
                 self.num_frames += buffer.num_envs
 
     def _step(self, carrier: TensorDictBase) -> TensorDictBase:
+        made = left_by_policy(carrier, self._known)
         stepped, following = self.env.step_and_maybe_reset(carrier)
-        return following.set("is_init", self._write_next(stepped))
+        return carry_on(made, self._write_next(stepped), following)
 
     def _step_then_reset(self, carrier: TensorDictBase) -> TensorDictBase:
         """`_step` in two: what the step handed out is copied before a reset can overwrite it."""
+        made = left_by_policy(carrier, self._known)
         stepped = self.env.step(carrier)
         done = self._write_next(stepped)
-        return self.env.maybe_reset(self.env.step_mdp(stepped)).set("is_init", done)
+        return carry_on(made, done, self.env.maybe_reset(self.env.step_mdp(stepped)))
 
     def _write_next(self, stepped: TensorDictBase) -> Tensor:
         """Closes the row; returns done flags that no reset will overwrite."""
@@ -157,12 +159,16 @@ class RolloutCollector(BaseCollector):
     def _step_leaves(self, env: BatchedEnv, carrier: TensorDictBase) -> TensorDictBase:
         """`_step` for our own environments: three TensorDicts a step fewer."""
         after, observations = env.step_leaves(carrier.get("action"))
-        self.replay_buffer.writer.write_next_leaves(cast("dict[Key, Tensor]", after))
+        made = _under_next(carrier) if "next" in carrier.keys() else {}
+        if made:
+            del carrier["next"]
+        stepped = cast("dict[Key, Tensor]", after)
+        self.replay_buffer.writer.write_next_leaves({**made, **stepped} if made else stepped)
         done = after["done"]
         self.statistics.update(after["reward"], done)
         for key, value in observations.items():
             carrier.set(key, value)
-        return carrier.set("is_init", done)
+        return carry_on({key: made[key] for key in made if key not in stepped}, done, carrier)
 
     def _start(self) -> TensorDictBase:
         if self._carrier is None:
@@ -253,6 +259,34 @@ def base_env(env: EnvBase) -> EnvBase:
     while isinstance(env, TransformedEnv):
         env = env.base_env
     return env
+
+
+def keys_carried_by(env: EnvBase) -> set[Key]:
+    """What TorchRL carries from ``next`` to the root of the following step: what stands in the specs."""
+    specs = (env.full_state_spec, env.observation_spec)
+    return {canonical(key) for spec in specs for key in spec.keys(True, True)}
+
+
+def left_by_policy(carrier: TensorDictBase, known: set[Key]) -> dict[Key, Tensor]:
+    """What a policy left under ``next`` that the environment knows nothing of: its recurrent states.
+
+    TorchRL 0.14 carries on only what stands in the environment's specs (a ``TensorDictPrimer`` puts it there)
+    and drops the rest without a word: a policy would start from its first state in every step.
+    """
+    if "next" not in carrier.keys():
+        return {}
+    return {key: value for key, value in _under_next(carrier).items() if key not in known}
+
+
+def _under_next(carrier: TensorDictBase) -> dict[Key, Tensor]:
+    return leaves(cast("TensorDictBase", carrier.get("next")))
+
+
+def carry_on(made: Mapping[Key, Tensor], done: Tensor, following: TensorDictBase) -> TensorDictBase:
+    """Puts a policy's states, zero where an episode starts, and ``is_init`` at the root of the next step."""
+    for key, value in made.items():
+        following.set(key, value.masked_fill(done.view(-1, *[1] * (value.ndim - 1)), 0))
+    return following.set("is_init", done)
 
 
 def _says(env: EnvBase, name: str) -> bool:

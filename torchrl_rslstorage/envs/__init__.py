@@ -10,6 +10,9 @@ from torchrl_rslstorage.envs.pendulum import PendulumEnv, PendulumState
 
 __all__ = ["BatchedEnv", "GymnasiumEnv", "PendulumEnv", "PendulumState", "make_env"]
 
+PENDULUM_TASKS = ("pendulum", "pendulum-hidden-velocity")
+"""The tasks that ship with the package."""
+
 
 def make_env(
     task: str,
@@ -26,7 +29,8 @@ def make_env(
     torch.Size([8])
 
     Args:
-        task: ``"pendulum"`` for the embedded `PendulumEnv`, or any Gymnasium id.
+        task: ``"pendulum"`` for the embedded `PendulumEnv`, ``"pendulum-hidden-velocity"`` for one that
+            takes memory to solve, or any Gymnasium id.
         num_envs: N.
         device: where every tensor is handed out.
         seed: of the environments; None draws one.
@@ -38,6 +42,12 @@ def make_env(
         ImportError: gymnasium is missing, or what the task needs.
         ValueError: an unknown task, or ``num_envs`` below 1.
     """
-    if task == "pendulum":
-        return PendulumEnv(num_envs, init_at_random_ep_len=train, device=device, seed=seed)
+    if task in PENDULUM_TASKS:
+        return PendulumEnv(
+            num_envs,
+            init_at_random_ep_len=train,
+            hide_velocity=task != "pendulum",
+            device=device,
+            seed=seed,
+        )
     return GymnasiumEnv(task, num_envs, device=device, seed=seed, clip_actions=clip_actions)

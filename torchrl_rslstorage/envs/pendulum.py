@@ -54,7 +54,7 @@ class PendulumEnv(BatchedEnv):
 
     | key | shape | |
     |---|---|---|
-    | `observation` | `[N, 3]` float32 | cos θ, sin θ, θ̇ |
+    | `observation` | `[N, 3]` float32 | cos θ, sin θ, θ̇; without θ̇ `[N, 2]` |
     | `action` | `[N, 1]` float32 | torque; what exceeds ±2 is clipped inside |
     | `reward` | `[N, 1]` float32 | in [−16.3, 0] |
     | `done`, `terminated`, `truncated` | `[N, 1]` bool | `terminated` is never set |
@@ -72,6 +72,8 @@ class PendulumEnv(BatchedEnv):
             otherwise be in step for ever: a window of 24 steps then holds a single phase of the
             episode (only swing-ups, then only balancing), the critic and the normaliser chase it,
             and learning collapses again after it has succeeded.
+        hide_velocity: leave θ̇ out of the observation. One observation does not tell then which way a
+            pendulum swings: a policy needs memory to swing it up and hold it.
         device: where the state and every tensor live.
         seed: of the environment's own generator; None draws one.
 
@@ -87,6 +89,7 @@ class PendulumEnv(BatchedEnv):
         *,
         max_episode_steps: int = 200,
         init_at_random_ep_len: bool = True,
+        hide_velocity: bool = False,
         device: torch.device | str = "cpu",
         seed: int | None = None,
     ) -> None:
@@ -95,11 +98,13 @@ class PendulumEnv(BatchedEnv):
         super().__init__(num_envs, device=device)
         self.max_episode_steps = max_episode_steps
         self.partial_first_episodes = init_at_random_ep_len
+        self.hide_velocity = hide_velocity
         self.state: PendulumState | None = None
         self._first_reset_done = False
         self._generator = torch.Generator(self.device)
 
-        limit = torch.tensor([1.0, 1.0, _MAX_SPEED], device=self.device).expand(num_envs, 3)
+        limits = [1.0, 1.0] if hide_velocity else [1.0, 1.0, _MAX_SPEED]
+        limit = torch.tensor(limits, device=self.device).expand(num_envs, len(limits))
         self.observation_spec = Composite(
             observation=Bounded(-limit, limit, limit.shape, dtype=torch.float32, device=self.device),
             shape=self.batch_size,
@@ -126,7 +131,7 @@ class PendulumEnv(BatchedEnv):
             step_count = torch.zeros(shape, dtype=torch.int64, device=self.device)
         self._first_reset_done = True
         self.state = PendulumState(theta, theta_dot, step_count)
-        return {"observation": _observe(theta, theta_dot)}
+        return {"observation": self._observe(theta, theta_dot)}
 
     def restart(self, mask: Tensor) -> Leaves:
         """Draws the pendulums in ``mask [N, 1]`` anew, their step counters at 0."""
@@ -138,7 +143,7 @@ class PendulumEnv(BatchedEnv):
             old.step_count.masked_fill(mask, 0),
         )
         self.state = state
-        return {"observation": _observe(state.theta, state.theta_dot)}
+        return {"observation": self._observe(state.theta, state.theta_dot)}
 
     def advance(self, action: Tensor) -> Leaves:
         """Applies the torque ``action [N, 1]`` for one time step."""
@@ -156,7 +161,7 @@ class PendulumEnv(BatchedEnv):
 
         self.state = PendulumState(theta, theta_dot, step_count)
         return {
-            "observation": _observe(theta, theta_dot),
+            "observation": self._observe(theta, theta_dot),
             "reward": cost.neg_(),
             "done": truncated.clone(),
             "terminated": torch.zeros_like(truncated),
@@ -235,7 +240,7 @@ class PendulumEnv(BatchedEnv):
             raise RuntimeError("The pendulums were not started yet: call `reset()` before `step()`.")
         return self.state
 
-
-def _observe(theta: Tensor, theta_dot: Tensor) -> Tensor:
-    """``[N, 3]`` float32 of the columns cos θ, sin θ and θ̇."""
-    return torch.cat((theta.cos(), theta.sin(), theta_dot), -1).float()
+    def _observe(self, theta: Tensor, theta_dot: Tensor) -> Tensor:
+        """``[N, 3]`` float32 of the columns cos θ, sin θ and θ̇; ``[N, 2]`` without the last."""
+        columns = (theta.cos(), theta.sin()) if self.hide_velocity else (theta.cos(), theta.sin(), theta_dot)
+        return torch.cat(columns, -1).float()

@@ -2,65 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from typing import Any, Literal, get_args
+from typing import Any
 
-import torch
 from tensordict import TensorDictBase
-from tensordict.nn import InteractionType, TensorDictModuleBase
-from tensordict.nn.probabilistic import interaction_type
+from tensordict.nn import TensorDictModuleBase
 from tensordict.utils import NestedKey
-from torch import Tensor, nn
 from torchrl.envs import EnvBase
-from torchrl.modules import MLP
 
 from torchrl_rslstorage._compat import ModuleBase
-from torchrl_rslstorage.data.leaves import show
-from torchrl_rslstorage.modules.distributions import DiagonalGaussian
-from torchrl_rslstorage.modules.observations import (
-    ObservationModule,
-    action_width,
-    observation_width,
-)
-
-Activation = Literal["elu", "relu", "selu", "leaky_relu", "tanh", "sigmoid", "softplus", "gelu", "silu"]
-StdType = Literal["scalar", "log"]
-
-_ACTIVATIONS: dict[str, type[nn.Module]] = {
-    "elu": nn.ELU,
-    "relu": nn.ReLU,
-    "selu": nn.SELU,
-    "leaky_relu": nn.LeakyReLU,
-    "tanh": nn.Tanh,
-    "sigmoid": nn.Sigmoid,
-    "softplus": nn.Softplus,
-    "gelu": nn.GELU,
-    "silu": nn.SiLU,
-}
-_STD_RANGE = (1e-6, 1e6)
-"""Bounds of the standard deviation (rsl_rl 5.5.1, modules/distribution.py)."""
+from torchrl_rslstorage.modules.heads import Activation, GaussianActor, StdType, ValueCritic
+from torchrl_rslstorage.modules.observations import action_width, observation_width
 
 
-def make_mlp(in_features: int, out_features: int, hidden_dims: Sequence[int], activation: str) -> MLP:
-    """TorchRL's MLP by RSL-RL's names.
-
-    Raises:
-        ValueError: an unknown activation (the valid ones are listed), or no hidden layer.
-    """
-    if activation not in _ACTIVATIONS:
-        raise ValueError(f"`activation` must be one of {sorted(_ACTIVATIONS)}, got {activation!r}.")
-    if not hidden_dims or any(width < 1 for width in hidden_dims):
-        raise ValueError(f"`hidden_dims` must be positive widths, got {hidden_dims!r}.")
-    return MLP(
-        in_features=in_features,
-        out_features=out_features,
-        num_cells=list(hidden_dims),
-        activation_class=_ACTIVATIONS[activation],
-    )
-
-
-class MLPActor(ObservationModule):
+class MLPActor(GaussianActor):
     """A Gaussian policy: MLP mean, learned standard deviation that does not depend on the state.
 
     Writes ``loc``, ``scale`` and ``action`` ``[*, A]`` and ``action_log_prob`` ``[*]``. Acts by TorchRL's
@@ -110,18 +65,18 @@ class MLPActor(ObservationModule):
         super().__init__(
             in_keys,
             in_features,
-            out_keys=[loc_key, scale_key, action_key, log_prob_key],
+            in_features,
+            action_dim,
+            hidden_dims=hidden_dims,
+            activation=activation,
             normalize_observations=normalize_observations,
+            init_std=init_std,
+            std_type=std_type,
+            action_key=action_key,
+            log_prob_key=log_prob_key,
+            loc_key=loc_key,
+            scale_key=scale_key,
         )
-        if std_type not in get_args(StdType):
-            raise ValueError(f"`std_type` must be one of {get_args(StdType)}, got {std_type!r}.")
-        if init_std <= 0:
-            raise ValueError(f"`init_std` must be positive, got {init_std}.")
-        self.std_type: StdType = std_type
-        self._keys = (loc_key, scale_key, action_key, log_prob_key)
-        start = init_std if std_type == "scalar" else math.log(init_std)
-        self.std_param = nn.Parameter(torch.full((action_dim,), start))
-        self.mlp = make_mlp(in_features, action_dim, hidden_dims, activation)
 
     @classmethod
     def for_env(
@@ -135,53 +90,8 @@ class MLPActor(ObservationModule):
         """
         return cls(in_keys, observation_width(env, in_keys), action_width(env), **kwargs)
 
-    @property
-    def std(self) -> Tensor:
-        """The standard deviation ``[A]``, clamped."""
-        if self.std_type == "scalar":
-            return self.std_param.clamp(*_STD_RANGE)
-        return self.std_param.clamp(math.log(_STD_RANGE[0]), math.log(_STD_RANGE[1])).exp()
 
-    @property
-    def dist_sample_keys(self) -> list[NestedKey]:
-        """Where the action is written (TorchRL's losses read this)."""
-        return [self._keys[2]]
-
-    @property
-    def log_prob_keys(self) -> list[NestedKey]:
-        """Where its log-probability is written (TorchRL's losses read this)."""
-        return [self._keys[3]]
-
-    def get_dist(self, tensordict: TensorDictBase) -> DiagonalGaussian:
-        """The action distribution for the observations of ``tensordict``; writes nothing."""
-        return DiagonalGaussian(self.mlp(self.features(tensordict)), self.std)
-
-    def build_dist_from_params(self, tensordict: TensorDictBase) -> DiagonalGaussian:
-        """The distribution that acted, from the parameters stored in ``tensordict``.
-
-        Raises:
-            KeyError: they are not there.
-        """
-        parameters = [tensordict.get(key, None) for key in self._keys[:2]]
-        for key, parameter in zip(self._keys, parameters, strict=False):
-            if parameter is None:
-                raise KeyError(f"{show(key)} of the distribution that acted is not there.")
-        return DiagonalGaussian(*parameters)
-
-    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Acts: writes mean, std, action and log-probability."""
-        dist = self.get_dist(tensordict)
-        explore = interaction_type() in (None, InteractionType.RANDOM)
-        action = dist.sample() if explore else dist.loc
-        loc_key, scale_key, action_key, log_prob_key = self._keys
-        tensordict.set(loc_key, dist.loc)
-        tensordict.set(scale_key, dist.stddev)
-        tensordict.set(action_key, action)
-        tensordict.set(log_prob_key, dist.log_prob(action))
-        return tensordict
-
-
-class MLPCritic(ObservationModule):
+class MLPCritic(ValueCritic):
     """A state-value function: MLP on one or several observation groups; writes ``state_value`` ``[*, 1]``.
 
     Args:
@@ -214,11 +124,12 @@ class MLPCritic(ObservationModule):
         super().__init__(
             in_keys,
             in_features,
-            out_keys=[value_key],
+            in_features,
+            hidden_dims=hidden_dims,
+            activation=activation,
             normalize_observations=normalize_observations,
+            value_key=value_key,
         )
-        self._value_key = value_key
-        self.mlp = make_mlp(in_features, 1, hidden_dims, activation)
 
     @classmethod
     def for_env(
@@ -226,14 +137,6 @@ class MLPCritic(ObservationModule):
     ) -> MLPCritic:
         """A critic whose width is read off an environment; raises as `MLPActor.for_env` does."""
         return cls(in_keys, observation_width(env, in_keys), **kwargs)
-
-    def evaluate(self, tensordict: TensorDictBase) -> Tensor:
-        """State values ``[*, 1]``; writes nothing."""
-        return self.mlp(self.features(tensordict))
-
-    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Writes the state value."""
-        return tensordict.set(self._value_key, self.evaluate(tensordict))
 
 
 class ActorCritic(ModuleBase):

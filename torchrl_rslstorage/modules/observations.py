@@ -27,6 +27,7 @@ class ObservationModule(ModuleBase):
         in_keys: observation groups, concatenated in this order.
         in_features: ΣF_i.
         normalize_observations: keep an `EmpiricalNormalizer` before the network.
+        extra_in_keys: what a subclass reads beside the observations.
 
     Examples:
         >>> from torchrl_rslstorage import MLPCritic, ObservationModule
@@ -44,11 +45,13 @@ class ObservationModule(ModuleBase):
         *,
         out_keys: Sequence[NestedKey],
         normalize_observations: bool,
+        extra_in_keys: Sequence[NestedKey] = (),
     ) -> None:
         super().__init__()
         if isinstance(in_keys, str) or not in_keys:
             raise ValueError(f"`in_keys` must be a list of at least one observation key, got {in_keys!r}.")
-        self._name_keys(in_keys, out_keys)
+        self.observation_keys: list[NestedKey] = list(in_keys)
+        self._name_keys([*in_keys, *extra_in_keys], out_keys)
         self.in_features = in_features
         self._dtype = torch.get_default_dtype()
         self.normalizer = EmpiricalNormalizer(in_features) if normalize_observations else None
@@ -77,7 +80,7 @@ class ObservationModule(ModuleBase):
 
     def _concatenate(self, td: TensorDictBase) -> Tensor:
         parts: list[Tensor] = []
-        for key in self.in_keys:
+        for key in self.observation_keys:
             part = td.get(key, None)
             if part is None:
                 raise KeyError(
@@ -88,7 +91,8 @@ class ObservationModule(ModuleBase):
         x = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
         if x.shape[-1] != self.in_features or x.ndim != td.ndim + 1:
             shapes = ", ".join(
-                f"{show(key)} {tuple(part.shape)}" for key, part in zip(self.in_keys, parts, strict=True)
+                f"{show(key)} {tuple(part.shape)}"
+                for key, part in zip(self.observation_keys, parts, strict=True)
             )
             raise ValueError(
                 f"{type(self).__name__} expects {self.in_features} features behind batch size "
@@ -96,9 +100,9 @@ class ObservationModule(ModuleBase):
             )
         if x.dtype is not self._dtype:
             raise TypeError(
-                f"{show_all(self.in_keys)} is {dtype_name(x.dtype)} but {type(self).__name__}'s parameters "
-                f"are {dtype_name(self._dtype)}: cast the environment (torchrl.envs.DoubleToFloat) or the "
-                "module."
+                f"{show_all(self.observation_keys)} is {dtype_name(x.dtype)} but {type(self).__name__}'s "
+                f"parameters are {dtype_name(self._dtype)}: cast the environment "
+                "(torchrl.envs.DoubleToFloat) or the module."
             )
         return x
 

@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from torchrl_rslstorage.modules.mlp import Activation, StdType
+from torchrl_rslstorage.envs import PENDULUM_TASKS
+from torchrl_rslstorage.modules.heads import Activation, StdType
 from torchrl_rslstorage.trainers.config import PPOConfig
 from torchrl_rslstorage.trainers.run_folder import RunFolderError
 
@@ -38,13 +39,23 @@ PENDULUM = TaskDefaults(256, 24, 110, (64, 64), False)
 GYMNASIUM = TaskDefaults(64, 32, 489, (256, 128), True)
 """Any Gymnasium id: one million transitions."""
 
+_AT_LEAST_ONE = (
+    "num_envs",
+    "num_steps_per_env",
+    "max_iterations",
+    "save_interval",
+    "num_threads",
+    "rnn_hidden_dim",
+    "rnn_num_layers",
+)
+
 
 @dataclass
 class TrainOptions:
     """Options of ``rslstorage train``; names and defaults are RSL-RL's where RSL-RL has them."""
 
     task: Task = "pendulum"
-    """"pendulum" (embedded) or any Gymnasium id."""
+    """"pendulum" or "pendulum-hidden-velocity" (embedded), or any Gymnasium id."""
     seed: int = 0
     """Seeds networks, environments and mini-batches."""
     run_dir: Path | None = None
@@ -55,6 +66,12 @@ class TrainOptions:
     """Steps of one window (pendulum 24, Gymnasium 32)."""
     max_iterations: int | None = None
     """Windows to train on (pendulum 110, Gymnasium 489: one million transitions)."""
+    policy: Literal["mlp", "lstm", "gru"] = "mlp"
+    """Networks without memory, or with an RNN before the hidden layers."""
+    rnn_hidden_dim: int = 256
+    """Width of the RNN of an lstm or gru policy."""
+    rnn_num_layers: int = 1
+    """Layers of that RNN."""
     hidden_dims: tuple[int, ...] | None = None
     """Hidden layers of actor and critic (pendulum 64 64, Gymnasium 256 128)."""
     activation: Activation = "elu"
@@ -88,12 +105,12 @@ class TrainOptions:
         Raises:
             ValueError: a number is out of its range.
         """
-        defaults = PENDULUM if self.task == "pendulum" else GYMNASIUM
+        defaults = PENDULUM if self.task in PENDULUM_TASKS else GYMNASIUM
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         for f in fields(defaults):
             if values[f.name] is None:
                 values[f.name] = getattr(defaults, f.name)
-        for name in ("num_envs", "num_steps_per_env", "max_iterations", "save_interval", "num_threads"):
+        for name in _AT_LEAST_ONE:
             if values[name] < 1:
                 raise ValueError(f"`{name}` must be at least 1, got {values[name]}.")
         check_seed(self.seed)

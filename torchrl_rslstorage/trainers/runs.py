@@ -19,9 +19,18 @@ from torchrl.record.loggers.common import Logger
 
 from torchrl_rslstorage._extras import require_extra
 from torchrl_rslstorage.collectors import RolloutCollector
+from torchrl_rslstorage.collectors.rollout_collector import carry_on, keys_carried_by, left_by_policy
 from torchrl_rslstorage.data import RolloutBuffer
 from torchrl_rslstorage.envs import make_env
-from torchrl_rslstorage.modules import ActorCritic, MLPActor, MLPCritic
+from torchrl_rslstorage.modules import (
+    ActorCritic,
+    GaussianActor,
+    MLPActor,
+    MLPCritic,
+    RNNActor,
+    RNNCritic,
+    ValueCritic,
+)
 from torchrl_rslstorage.trainers.checkpoints import latest_checkpoint, load_checkpoint, remove_leftovers
 from torchrl_rslstorage.trainers.options import TrainOptions, check_seed
 from torchrl_rslstorage.trainers.ppo_trainer import RSLPPOTrainer
@@ -128,17 +137,21 @@ def evaluate_run(
 
 
 @torch.no_grad()
-def _play(env: EnvBase, actor: MLPActor, each: int, stochastic: bool) -> torch.Tensor:
+def _play(env: EnvBase, actor: GaussianActor, each: int, stochastic: bool) -> torch.Tensor:
     """Returns and lengths ``[2, N·each]`` of every environment's first ``each`` episodes."""
     num_envs = env.batch_size[0]
     sums = torch.zeros(2, num_envs, dtype=torch.float64)
     ended: list[torch.Tensor] = []
     left = torch.full((num_envs,), each)
     kind = ExplorationType.RANDOM if stochastic else ExplorationType.DETERMINISTIC
-    carrier = env.reset()
+    carrier, known = env.reset(), keys_carried_by(env)
+    carrier.set("is_init", torch.ones_like(carrier.get("done")))
     with set_exploration_type(kind):
         while bool((left > 0).any()):
-            stepped, carrier = env.step_and_maybe_reset(actor(carrier))
+            carrier = actor(carrier)
+            made = left_by_policy(carrier, known)
+            stepped, carrier = env.step_and_maybe_reset(carrier)
+            carrier = carry_on(made, stepped["next", "done"], carrier)
             sums[0] += stepped["next", "reward"].view(-1).cpu()
             sums[1] += 1
             done = stepped["next", "done"].view(-1).cpu()
@@ -199,15 +212,21 @@ def _build(folder: RunFolder, options: TrainOptions, env: EnvBase) -> RSLPPOTrai
     )
 
 
-def _networks(options: TrainOptions, env: EnvBase) -> tuple[MLPActor, MLPCritic]:
+def _networks(options: TrainOptions, env: EnvBase) -> tuple[GaussianActor, ValueCritic]:
     shape: dict[str, Any] = {
         "hidden_dims": options.hidden_dims,
         "activation": options.activation,
         "normalize_observations": options.obs_normalization,
     }
+    actor_class, critic_class = MLPActor, MLPCritic
+    if options.policy != "mlp":
+        actor_class, critic_class = RNNActor, RNNCritic
+        shape["rnn_type"] = options.policy
+        shape["rnn_hidden_dim"] = options.rnn_hidden_dim
+        shape["rnn_num_layers"] = options.rnn_num_layers
     groups = observation_groups(env)
-    actor = MLPActor.for_env(env, groups, init_std=options.init_std, std_type=options.std_type, **shape)
-    critic = MLPCritic.for_env(env, groups, **shape)
+    actor = actor_class.for_env(env, groups, init_std=options.init_std, std_type=options.std_type, **shape)
+    critic = critic_class.for_env(env, groups, **shape)
     return actor.to(options.device), critic.to(options.device)
 
 

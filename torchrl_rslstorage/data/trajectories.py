@@ -1,0 +1,244 @@
+"""The index maths of trajectories: cutting a window after ``done``, padding, and the way back.
+
+    done [T = 4, N = 2]                 trajectories, environment-major as in RSL-RL
+    env 0   ·  ✂  ·  ·                  0: env 0, t 0-1    1: env 0, t 2-3
+    env 1   ·  ·  ·  ·                  2: env 1, t 0-3
+
+    padded [L = 4, B = 3]               mask [L, B]
+    (0,0) (2,0) (0,1)                   1 1 1          (t, n) of the cell that stands there
+    (1,0) (3,0) (1,1)                   1 1 1
+      0     0   (2,1)                   0 0 1          L is the longest trajectory, at most T
+      0     0   (3,1)                   0 0 1
+
+Everything is index arithmetic on whole tensors. A plan asks the device for two numbers and for the rows
+in which an environment resets; padding and un-padding never wait for it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+_PLAN, _LAYOUT = "_rslstorage_plan", "_rslstorage_layout"
+"""Where a mini-batch's mask carries its plan and its layout; one that was copied or moved has lost both."""
+
+
+@dataclass(frozen=True)
+class Trajectories:
+    """Where M environments' T steps stand in a padded mini-batch ``[L, B]``.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_rslstorage import pad, plan_trajectories, unpad
+        >>> done = torch.tensor([[False], [True], [False]])
+        >>> plan = plan_trajectories(done)
+        >>> padded = pad(torch.tensor([[1], [2], [3]]), plan)
+        >>> padded.tolist(), unpad(padded, plan).flatten().tolist()
+        ([[1, 3], [2, 0]], [1, 2, 3])
+    """
+
+    index: Tensor
+    """Cell ``t·N + n`` of the window for every place ``[L, B]``, int64; 0 on padding."""
+    mask: Tensor
+    """Which places hold a cell, ``[L, B]`` bool."""
+    padding: Tensor
+    """The other places, ``l·B + b``, int64."""
+    inverse: Tensor
+    """Place ``l·B + b`` of every cell ``[T, M]``, int64."""
+    start: Tensor
+    """Cell ``t·N + n`` in which each trajectory starts, ``[B]`` int64."""
+    lengths: Tensor
+    """Steps of each trajectory, ``[B]`` int64."""
+    first: Tensor
+    """The trajectory with which each environment enters the window, ``[M]`` int64."""
+    resets: tuple[int, ...]
+    """The rows in which some environment starts anew, ascending, row 0 left out."""
+    goes_on: Tensor
+    """Whether an environment's episode goes on from the row before, ``[T, M]`` bool."""
+    num_envs: int
+    """N, the environments of the whole window."""
+
+
+def plan_trajectories(done: Tensor, envs: Tensor | slice | None = None) -> Trajectories:
+    """Cuts a window into trajectories, after every ``done`` and at the window's end.
+
+    The order is RSL-RL's (rsl_rl 5.5.1, utils/utils.py, ``split_and_pad_trajectories``): by environment,
+    then by time. L is the longest trajectory of these environments; RSL-RL pads to T.
+
+    Args:
+        done: ``[T, N]`` or ``[T, N, 1]`` bool.
+        envs: the environments to plan, as ``[M]`` int64 or a slice; ``None`` takes all N in their order.
+
+    Raises:
+        ValueError: ``done`` is not bool, has another shape, or no cell.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_rslstorage import plan_trajectories
+        >>> plan_trajectories(torch.tensor([[True], [False], [False]])).lengths
+        tensor([1, 2])
+    """
+    if done.ndim == 3 and done.shape[-1] == 1:
+        done = done.squeeze(-1)
+    if done.ndim != 2 or done.dtype is not torch.bool or not done.numel():
+        raise ValueError(
+            f"`done` must be bool [T, N] or [T, N, 1] with at least one cell, got {done.dtype} "
+            f"{tuple(done.shape)}."
+        )
+    num_steps, num_envs = done.shape
+    device = done.device
+    ids = torch.arange(num_envs, device=device)
+    if envs is not None:
+        ids = ids[envs] if isinstance(envs, slice) else envs.to(device)
+        done = done.index_select(1, ids)
+    num = len(ids)
+    goes_on = torch.zeros(num_steps, num, dtype=torch.bool, device=device)
+    torch.logical_not(done[:-1], out=goes_on[1:])
+    # Environment-major from here to `inverse`: cell m·T + t.
+    first_cells = goes_on.logical_not().t().reshape(-1)
+    start = first_cells.nonzero().view(-1)
+    num_trajectories = len(start)
+    end = torch.full((1,), num * num_steps, device=device)
+    lengths = torch.diff(start, append=end)
+    trajectory = first_cells.cumsum(0) - 1
+    step = torch.arange(num * num_steps, device=device) - start.index_select(0, trajectory)
+    inverse = (step * num_trajectories).add_(trajectory).view(num, num_steps).t().contiguous()
+    resets, longest = _ask(goes_on, lengths)
+
+    window_start = (start % num_steps) * num_envs + ids.index_select(0, start // num_steps)
+    row = torch.arange(longest, device=device).unsqueeze(1)
+    mask = row < lengths
+    index = torch.addcmul(window_start, row, torch.full((1,), num_envs, device=device))
+    index.mul_(mask)
+    return Trajectories(
+        index=index,
+        mask=mask,
+        padding=mask.logical_not().view(-1).nonzero().view(-1),
+        inverse=inverse,
+        start=window_start,
+        lengths=lengths,
+        first=inverse[0],
+        resets=resets,
+        goes_on=goes_on,
+        num_envs=num_envs,
+    )
+
+
+def pad(x: Tensor, plan: Trajectories, *, out: Tensor | None = None) -> Tensor:
+    """The trajectories of ``x`` side by side, ``[L, B, *]``, with zeros behind the shorter ones.
+
+    Args:
+        x: ``[T, N, *]``, the whole window, any dtype.
+        plan: of that window.
+        out: ``[L·B, *]`` to write into.
+
+    Raises:
+        ValueError: ``x`` is not of the window's size.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_rslstorage import pad, plan_trajectories
+        >>> done = torch.tensor([[True], [False], [False]])
+        >>> pad(torch.tensor([[1], [2], [3]]), plan_trajectories(done)).tolist()
+        [[1, 2], [0, 3]]
+    """
+    window = (len(plan.inverse), plan.num_envs)
+    if tuple(x.shape[:2]) != window:
+        raise ValueError(
+            f"`x` has {x.shape[0]} rows of {x.shape[1]} environments, but the plan is of a window with "
+            f"{window[0]} rows of {window[1]} environments."
+        )
+    flat = x.flatten(0, 1)
+    places = torch.index_select(flat, 0, plan.index.view(-1), out=out)
+    places.index_fill_(0, plan.padding, 0)
+    return places.view(*plan.mask.shape, *x.shape[2:])
+
+
+def unpad(y: Tensor, plan: Trajectories) -> Tensor:
+    """Back from ``[L, B, *]`` to the steps of the planned environments, ``[T, M, *]``.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_rslstorage import plan_trajectories, unpad
+        >>> done = torch.tensor([[True], [False], [False]])
+        >>> unpad(torch.tensor([[1, 2], [0, 3]]), plan_trajectories(done)).tolist()
+        [[1], [2], [3]]
+    """
+    flat = y.flatten(0, 1).index_select(0, plan.inverse.view(-1))
+    return flat.view(*plan.inverse.shape, *y.shape[2:])
+
+
+def attach_plan(mask: Tensor, plan: Trajectories) -> None:
+    """Lets a mini-batch's mask carry its plan, for `Layout.of`."""
+    setattr(mask, _PLAN, plan)
+
+
+class Layout:
+    """How a network that steps through time reads a padded mini-batch: rows of cells, and where they reset.
+
+    A mini-batch of `TrajectorySampler` is read as the ``[T, M]`` steps that it was made of, which leaves no
+    padding to compute on. One whose mask has lost its plan is read as it is: B trajectories of L steps, with
+    zeros for padding.
+
+    Args:
+        mask: ``[L, B]`` bool.
+    """
+
+    def __init__(self, mask: Tensor) -> None:
+        plan = getattr(mask, _PLAN, None)
+        self._plan: Trajectories | None = plan
+        self._mask = mask
+        self._cells = plan.inverse.view(-1) if plan is not None else mask.reshape(-1).nonzero().view(-1)
+        self.resets: tuple[int, ...] = () if plan is None else plan.resets
+
+    @staticmethod
+    def of(mask: Tensor) -> Layout:
+        """The layout of a mini-batch, made once for each mask."""
+        layout = getattr(mask, _LAYOUT, None)
+        if layout is None:
+            layout = Layout(mask)
+            setattr(mask, _LAYOUT, layout)
+        return layout
+
+    @property
+    def num_cells(self) -> int:
+        """V, the cells that are not padding."""
+        return len(self._cells)
+
+    def take(self, x: Tensor) -> Tensor:
+        """The valid cells of ``[L, B, *]``, as ``[V, *]``."""
+        return x.flatten(0, 1).index_select(0, self._cells)
+
+    def put(self, y: Tensor) -> Tensor:
+        """``[V, *]`` in the order of `take` back to ``[L, B, *]``, with zeros for padding."""
+        places = y.new_zeros(self._mask.numel(), *y.shape[1:])
+        return places.index_copy(0, self._cells, y).view(*self._mask.shape, *y.shape[1:])
+
+    def rows(self, x: Tensor) -> Tensor:
+        """``[L, B, *]`` as the rows to step through, ``[T, M, *]``."""
+        if self._plan is not None:
+            return unpad(x, self._plan)
+        return torch.where(self._mask.view(*self._mask.shape, *[1] * (x.ndim - 2)), x, 0)
+
+    def entering(self, state: Tensor) -> Tensor:
+        """The states ``[L, B, *]`` with which the rows are entered, ``[M, *]``."""
+        return state[0] if self._plan is None else state[0].index_select(0, self._plan.first)
+
+    def goes_on(self, row: int) -> Tensor:
+        """Which of the M go on from the row before, ``[M]`` bool."""
+        assert self._plan is not None
+        return self._plan.goes_on[row]
+
+    def of_rows(self, y: Tensor) -> Tensor:
+        """Results ``[T, M, *]`` for the rows, as ``[V, *]`` in the order of `take`."""
+        flat = y.flatten(0, 1)
+        return flat if self._plan is not None else flat.index_select(0, self._cells)
+
+
+def _ask(goes_on: Tensor, lengths: Tensor) -> tuple[tuple[int, ...], int]:
+    """The rows with a reset, and the longest trajectory, fetched from the device at once."""
+    any_reset = goes_on.logical_not().any(1)
+    answer = torch.cat([any_reset.long(), lengths.max().view(1)]).tolist()
+    return tuple(t for t, hit in enumerate(answer[:-1]) if hit and t), answer[-1]
