@@ -23,8 +23,9 @@ from oracles import (
 )
 
 from torchrl_rslstorage import MiniBatchSampler, RolloutBuffer, RolloutTensorStorage, RolloutWriter
-from torchrl_rslstorage.data import columns, storages, writers
-from torchrl_rslstorage.data.final_observations import FinalObservationTable
+from torchrl_rslstorage.data import columns, samplers, storages, writers
+from torchrl_rslstorage.data.final_observations import CellTable
+from torchrl_rslstorage.data.row_plan import RowPlan
 
 PLAN = Plan(4, 3, terminated=frozenset({(0, 1), (3, 0)}), truncated=frozenset({(1, 0), (1, 2), (3, 2)}))
 
@@ -61,13 +62,14 @@ def emptied() -> None:
 original = {
     "shuffled": RolloutTensorStorage.shuffled,
     "shuffle": MiniBatchSampler._shuffle,
-    "bounds": MiniBatchSampler._bounds,
+    "balanced": samplers.balanced,
     "mini_batch": MiniBatchSampler.mini_batch,
     "rows_of": writers.rows_of,
     "write_root": RolloutTensorStorage.write_root,
     "write_next": RolloutTensorStorage.write_next,
     "copy_row": columns.HalfColumns.copy_row,
-    "record": FinalObservationTable.record,
+    "read": RowPlan.read,
+    "record": CellTable.record,
     "computed": RolloutTensorStorage._computed,
     "storage_empty": RolloutTensorStorage._empty,
     "sampler_empty": MiniBatchSampler._empty,
@@ -89,25 +91,23 @@ def last_row_not_sampled(patch):
 
 
 def remainder_dropped(patch):
-    def bounds(self, num_cells):
-        return original["bounds"](self, num_cells - num_cells % self.num_mini_batches)
-
-    patch.setattr(MiniBatchSampler, "_bounds", bounds)
+    patch.setattr(
+        samplers, "balanced", lambda total, parts: original["balanced"](total - total % parts, parts)
+    )
 
 
 def remainder_in_the_last_mini_batch(patch):
-    def bounds(self, num_cells):
-        size = num_cells // self.num_mini_batches
-        edges = [i * size for i in range(self.num_mini_batches)]
-        return list(zip(edges, [*edges[1:], num_cells], strict=True))
+    def bounds(total, parts):
+        edges = [i * (total // parts) for i in range(parts)]
+        return list(zip(edges, [*edges[1:], total], strict=True))
 
-    patch.setattr(MiniBatchSampler, "_bounds", bounds)
+    patch.setattr(samplers, "balanced", bounds)
 
 
 def drawn_with_replacement(patch):
     def shuffle(self, num_cells, device):
         original["shuffle"](self, num_cells, device)
-        self._cells = torch.randint(len(self._cells), self._cells.shape)
+        self._draw = torch.randint(len(self._draw), self._draw.shape)
 
     patch.setattr(MiniBatchSampler, "_shuffle", shuffle)
 
@@ -143,6 +143,7 @@ def last_row_not_copied(patch):
             original["write_root"](self, t, row)
 
     patch.setattr(RolloutTensorStorage, "write_root", write_root)
+    patch.setattr(RowPlan, "read", lambda self, row: None)
 
 
 def last_row_written_over_the_first(patch):
@@ -150,28 +151,37 @@ def last_row_written_over_the_first(patch):
         original["write_next"](self, t % (self.num_steps - 1), after)
 
     patch.setattr(RolloutTensorStorage, "write_next", write_next)
+    patch.setattr(RowPlan, "read", lambda self, row: None)
+
+
+def rows_read_where_the_first_one_stood(patch):
+    def read(self, row):
+        return self.__dict__.setdefault("first", original["read"](self, row))
+
+    patch.setattr(RowPlan, "read", read)
 
 
 def final_observations_of_the_last_row_dropped(patch):
-    def record(self, t, truncated, observations, *, last):
-        original["record"](self, t, truncated, observations, last=False)
+    def record(self, t, truncated, observations):
+        if truncated is not None:
+            original["record"](self, t, truncated, observations)
 
-    patch.setattr(FinalObservationTable, "record", record)
+    patch.setattr(CellTable, "record", record)
 
 
 def final_observations_of_every_step(patch):
-    def record(self, t, truncated, observations, *, last):
-        original["record"](self, t, torch.ones_like(truncated), observations, last=last)
+    def record(self, t, truncated, observations):
+        original["record"](self, t, None if truncated is None else torch.ones_like(truncated), observations)
 
-    patch.setattr(FinalObservationTable, "record", record)
+    patch.setattr(CellTable, "record", record)
 
 
 def final_observations_of_other_environments(patch):
-    def record(self, t, truncated, observations, *, last):
+    def record(self, t, truncated, observations):
         shifted = {key: value.roll(1, 0) for key, value in observations.items()}
-        original["record"](self, t, truncated, shifted, last=last)
+        original["record"](self, t, truncated, shifted)
 
-    patch.setattr(FinalObservationTable, "record", record)
+    patch.setattr(CellTable, "record", record)
 
 
 def rows_kept_by_reference(patch):
@@ -183,17 +193,19 @@ def rows_kept_by_reference(patch):
             original["copy_row"](self, step, earlier)
 
     patch.setattr(columns.HalfColumns, "copy_row", copy_row)
+    patch.setattr(RowPlan, "read", lambda self, row: None)
 
 
 def final_observations_kept_by_reference(patch):
-    def record(self, t, truncated, observations, *, last):
-        cells = torch.arange(self._num_envs) if last else truncated.squeeze(-1).nonzero().squeeze(-1)
+    def record(self, t, truncated, observations):
+        whole = truncated is None
+        cells = torch.arange(self._num_envs) if whole else truncated.squeeze(-1).nonzero().squeeze(-1)
         if len(cells) == self._num_envs:
             self._chunks.append((torch.full_like(cells, t), cells, observations))
         else:
-            original["record"](self, t, truncated, observations, last=last)
+            original["record"](self, t, truncated, observations)
 
-    patch.setattr(FinalObservationTable, "record", record)
+    patch.setattr(CellTable, "record", record)
 
 
 def rows_survive_empty(patch):
@@ -281,6 +293,8 @@ MUTANTS: list[tuple[Callable, Check]] = [
     (last_row_not_copied, stored_by_rows),
     (last_row_not_copied, stored_by_block),
     (last_row_written_over_the_first, stored_by_rows),
+    (rows_read_where_the_first_one_stood, stored_by_rows),
+    (rows_read_where_the_first_one_stood, stored_by_block),
     (final_observations_of_the_last_row_dropped, stored_by_rows),
     (final_observations_of_every_step, stored_by_rows),
     (final_observations_of_other_environments, stored_by_rows),

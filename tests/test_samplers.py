@@ -331,6 +331,55 @@ def test_what_is_set_in_an_unlocked_mini_batch_is_not_in_the_next_update(reshuff
         assert tensors(batch).keys() == ROOT_KEYS - {"is_init"}
 
 
+def _replace(batch):
+    batch["observation"] = torch.zeros_like(batch["observation"])
+
+
+def _replace_below(batch):
+    batch["sensors", "camera"] = torch.zeros_like(batch["sensors", "camera"])
+
+
+def _set_below(batch):
+    batch["sensors", "leftover"] = torch.zeros(batch.batch_size)
+
+
+def _delete(batch):
+    del batch["observation"]
+
+
+def _rename(batch):
+    batch.rename_key_("observation", "leftover")
+
+
+@pytest.mark.parametrize("touch", [_replace, _replace_below, _set_below, _delete, _rename])
+@pytest.mark.parametrize("number", [0, 2])
+def test_a_mini_batch_that_was_unlocked_and_changed_is_not_handed_out_again(touch, number):
+    torch.manual_seed(0)
+    clean = [tensors(batch.clone()) for batch in filled(PLAN, sampler=MiniBatchSampler(3))]
+    torch.manual_seed(0)
+    buffer = filled(PLAN, sampler=MiniBatchSampler(3))
+    state = torch.get_rng_state()
+    with list(buffer)[number].unlock_() as batch:
+        touch(batch)
+    torch.set_rng_state(state)
+    for batch, before in zip(buffer, clean, strict=True):
+        assert batch.is_locked
+        assert tensors(batch).keys() == before.keys()
+        assert all(torch.equal(value, before[key]) for key, value in tensors(batch).items())
+
+
+def test_untouched_mini_batches_are_the_same_objects_in_every_update():
+    buffer = filled(PLAN, sampler=MiniBatchSampler(3))
+    first = list(buffer)
+    assert all(again is batch for again, batch in zip(buffer, first, strict=True))
+
+
+def test_a_mini_batch_left_unlocked_is_not_handed_out_again():
+    buffer = filled(PLAN, sampler=MiniBatchSampler(3))
+    list(buffer)[1].unlock_()
+    assert all(batch.is_locked for batch in buffer)
+
+
 def test_the_dtype_of_every_entry_survives_the_shuffle():
     buffer = filled(PLAN)
     dtypes = {key: value.dtype for key, value in tensors(buffer.sample()).items()}

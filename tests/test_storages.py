@@ -226,9 +226,9 @@ def accelerator(monkeypatch):
 def looks(monkeypatch) -> list[int]:
     """Records how many rows each look at the truncation flags takes in."""
     seen: list[int] = []
-    keep = final_observations.FinalObservationTable._keep
+    keep = final_observations.CellTable._keep
     monkeypatch.setattr(
-        final_observations.FinalObservationTable,
+        final_observations.CellTable,
         "_keep",
         lambda self, rows: (seen.append(len(rows)), keep(self, rows))[1],
     )

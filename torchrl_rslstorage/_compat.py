@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
 import torch
-from tensordict import TensorDictBase
+from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from tensordict.nn import dispatch as _dispatch
 from tensordict.utils import NestedKey
@@ -29,6 +29,7 @@ __all__ = [
     "WriterBase",
     "dispatch",
     "foreach_copy_",
+    "plain_entries",
     "resets_after_step",
 ]
 
@@ -41,8 +42,24 @@ def dispatch(method: Method) -> Method:
 
 
 def foreach_copy_(targets: list[Tensor], sources: list[Tensor]) -> None:
-    """Copies many tensors in one call (torch 2: underscored, as all of its foreach functions are)."""
-    cast("Any", torch)._foreach_copy_(targets, sources)
+    """Copies many tensors in one call, without gradients (torch 2: all foreach functions are underscored)."""
+    if not torch.is_grad_enabled():
+        cast("Any", torch)._foreach_copy_(targets, sources)
+        return
+    # What `torch.no_grad` does, at a fifth of its price: it is paid once per environment step.
+    torch._C._set_grad_enabled(False)
+    try:
+        cast("Any", torch)._foreach_copy_(targets, sources)
+    finally:
+        torch._C._set_grad_enabled(True)
+
+
+def plain_entries(td: Any) -> dict[str, Any] | None:
+    """The entries of a plain TensorDict as it keeps them (tensordict 0.14); ``None`` of anything else.
+
+    To be read only. Lazy stacks, tensor classes and other subclasses keep theirs in other ways.
+    """
+    return td._tensordict if type(td) is TensorDict else None
 
 
 def resets_after_step(env: EnvBase) -> bool:
@@ -139,7 +156,8 @@ class ReplayBufferBase(ReplayBuffer):
         return self._rng
 
     def _has_transform(self) -> bool:
-        return self._transform is not None and len(self._transform) > 0
+        # `len(transform) > 0` at a ninth of its price: it is asked once per environment step.
+        return self._transform is not None and bool(self._transform._modules["transforms"]._modules)
 
     def _empty_parts(self, empty_write_count: bool) -> None:
         self._writer._empty(empty_write_count=empty_write_count)

@@ -5,6 +5,7 @@ from torchrl_rslstorage.data.rollout_buffer import RolloutBuffer
 from torchrl_rslstorage.data.samplers import MiniBatchSampler, RolloutSampler
 from torchrl_rslstorage.data.storages import RolloutTensorStorage
 from torchrl_rslstorage.data.trajectories import Trajectories, pad, plan_trajectories, unpad
+from torchrl_rslstorage.data.trajectory_sampler import TrajectorySampler
 from torchrl_rslstorage.data.writers import RolloutWriter
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "RolloutTensorStorage",
     "RolloutWriter",
     "Trajectories",
+    "TrajectorySampler",
     "pad",
     "plan_trajectories",
     "unpad",

@@ -30,14 +30,14 @@ class HalfColumns:
             if value.dtype is not dtype or value.shape != shape:
                 for key in self._layout:
                     self.check(t, key, row[key], half=self._half)
+        foreach_copy_(self.row(t), sources)
+
+    def row(self, t: int) -> list[Tensor]:
+        """Row ``t`` of every column, as views."""
         rows = self._rows[t]
         if rows is None:
             rows = self._rows[t] = [column[t] for column in self.columns.values()]
-        if torch.is_grad_enabled():
-            with torch.no_grad():
-                foreach_copy_(rows, sources)
-        else:
-            foreach_copy_(rows, sources)
+        return rows
 
     def filled(self, num_rows: int) -> dict[Key, Tensor]:
         """The first ``num_rows`` rows, cloned."""

@@ -12,6 +12,7 @@ bootstrapping exact at one copy of the rollout.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
@@ -49,8 +50,18 @@ class FinalObservations(NamedTuple):
     """The next observations ``[K]``, every key that stood both at the root and under ``next``."""
 
 
-class FinalObservationTable:
-    """Collects `FinalObservations` row by row; the same table from single rows and from blocks.
+class _Candidates(NamedTuple):
+    """A whole row of which some cells will be kept, once somebody has looked at the flags."""
+
+    t: int
+    flags: Tensor
+    values: dict[Key, Tensor]
+
+
+class CellTable:
+    """Keeps what stood in some cells of a window, row by row; the same from single rows and from blocks.
+
+    A storage has one for final observations, and one for the recurrent states with which trajectories start.
 
     State: empty, filling (some rows seen), closed (the last row was seen). Candidates wait in
     ``_pending`` on accelerators, so that finding truncated rows costs one host synchronisation in
@@ -61,36 +72,50 @@ class FinalObservationTable:
         self._num_envs = num_envs
         self._device = device
         self._envs = torch.arange(num_envs, device=device)
+        self._no_flags = torch.zeros(num_envs, 1, dtype=torch.bool)
         self._last: dict[Key, Tensor] = {}
         self.clear()
 
     def clear(self) -> None:
         """Forgets everything."""
         self._chunks: list[Chunk] = []
-        self._pending: list[tuple[int, Tensor, dict[Key, Tensor]]] = []
+        self._pending: list[_Candidates] = []
 
-    def record(self, t: int, truncated: Tensor, observations: dict[Key, Tensor], *, last: bool) -> None:
-        """Keeps what row ``t`` needs: all environments if it is the last row, else the truncated ones.
+    def record(self, t: int, flags: Tensor | None, values: Mapping[Key, Tensor]) -> None:
+        """Keeps of row ``t`` the environments that are flagged, or all of them.
 
         Args:
             t: the row.
-            truncated: ``[N, 1]`` bool.
-            observations: next observations ``[N, *]``; copied.
-            last: whether the window ends with this row.
+            flags: ``[N, 1]`` bool; None keeps every environment, of one row in a window.
+            values: ``[N, *]``; copied.
         """
-        if last:
-            self._flush()
-            self._chunks.append(self._last_row(t, observations))
-        elif not _stalls(truncated):
-            if bool(truncated.any()):
-                envs = truncated.view(-1).nonzero().view(-1)
-                kept = {key: value.detach().index_select(0, envs) for key, value in observations.items()}
-                self._chunks.append(self._placed(torch.full_like(envs, t), envs, kept))
-        else:
-            copies = {key: value.detach().clone() for key, value in observations.items()}
-            self._pending.append((t, truncated.clone(), copies))
+        self.commit(self.copied(t, flags, values))
+
+    def copied(
+        self, t: int, flags: Tensor | None, values: Mapping[Key, Tensor]
+    ) -> Chunk | _Candidates | None:
+        """What `record` would keep, copied but not yet kept: for rows that may still be refused."""
+        if flags is None:
+            return self._whole_row(t, values)
+        if _stalls(flags):
+            return _Candidates(
+                t, flags.clone(), {key: value.detach().clone() for key, value in values.items()}
+            )
+        if torch.equal(flags, self._no_flags):  # a third of the time of bool(flags.any())
+            return None
+        envs = flags.view(-1).nonzero().view(-1)
+        kept = {key: value.detach().index_select(0, envs) for key, value in values.items()}
+        return self._placed(torch.full_like(envs, t), envs, kept)
+
+    def commit(self, copied: Chunk | _Candidates | None) -> None:
+        """Keeps what `copied` gave."""
+        if isinstance(copied, _Candidates):
+            self._pending.append(copied)
             if len(self._pending) == _FLUSH_EVERY:
                 self._flush()
+        elif copied is not None:
+            self._flush()
+            self._chunks.append(copied)
 
     def read(self) -> FinalObservations:
         """The table so far, in the order of ``(t, n)``; good until the next window's last row."""
@@ -111,7 +136,7 @@ class FinalObservationTable:
             pending, self._pending = self._pending, []
             self._keep(pending)
 
-    def _last_row(self, t: int, observations: dict[Key, Tensor]) -> Chunk:
+    def _whole_row(self, t: int, observations: Mapping[Key, Tensor]) -> Chunk:
         """The whole row ``t``, in memory that every window reuses."""
         kept: dict[Key, Tensor] = {}
         for key, value in observations.items():
@@ -128,23 +153,26 @@ class FinalObservationTable:
         moved = {key: value.to(self._device) for key, value in kept.items()}
         return t.to(self._device), envs.to(self._device), moved
 
-    def _keep(self, rows: list[tuple[int, Tensor, dict[Key, Tensor]]]) -> None:
-        flags = torch.stack([truncated.reshape(-1) for _, truncated, _ in rows])
+    def _keep(self, rows: list[_Candidates]) -> None:
+        flags = torch.stack([row.flags.reshape(-1) for row in rows])
         found, envs = flags.nonzero(as_tuple=True)
         if not len(found):
             return
         cell = found * self._num_envs + envs
-        first_row = rows[0][0]
+        first_row = rows[0].t
         kept: dict[Key, Tensor] = {}
-        for key, value in rows[0][2].items():
-            block = value if len(rows) == 1 else torch.cat([row[2][key] for row in rows])
+        for key, value in rows[0].values.items():
+            block = value if len(rows) == 1 else torch.cat([row.values[key] for row in rows])
             kept[key] = block.detach().index_select(0, cell)
         self._chunks.append(self._placed(found + first_row, envs, kept))
 
     def state(self) -> list[Chunk]:
-        """The table as plain tensors, for a checkpoint."""
+        """The table as plain tensors of its own, for a checkpoint."""
         self._flush()
-        return list(self._chunks)
+        return [
+            (t.clone(), n.clone(), {key: value.clone() for key, value in cells.items()})
+            for t, n, cells in self._chunks
+        ]
 
     def load_state(self, chunks: list[Chunk]) -> None:
         """Takes back what `state` gave."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from tensordict import TensorDictBase
+from tensordict.utils import NestedKey
 from torchrl.data.replay_buffers import Sampler
 
 from torchrl_rslstorage._compat import ReplayBufferBase
@@ -29,6 +30,9 @@ class RolloutBuffer(ReplayBufferBase):
         sampler: what a mini-batch is; `MiniBatchSampler(1)` if left out. A stock TorchRL sampler works
             through ``sample(batch_size)``.
         device: where the window lives.
+        state_keys: recurrent states, or groups of them (`RNNActor.state_keys`), that are kept only where a
+            trajectory starts, which is all that `TrajectorySampler` reads: 1/T of the memory, and a
+            little more where episodes end. They are no columns of ``window`` then.
         example: one row ``[N]`` with its ``next``; the window is then allocated at once instead of by
             the first row written.
         transform: TorchRL transforms: their inverse on what is written, themselves on a shallow copy of
@@ -62,11 +66,12 @@ class RolloutBuffer(ReplayBufferBase):
         *,
         sampler: Sampler | None = None,
         device: torch.device | str = "cpu",
+        state_keys: Sequence[NestedKey] = (),
         example: TensorDictBase | None = None,
         transform: Any = None,
         generator: torch.Generator | None = None,
     ) -> None:
-        storage = RolloutTensorStorage(num_steps, num_envs, device=device)
+        storage = RolloutTensorStorage(num_steps, num_envs, device=device, state_keys=state_keys)
         if example is not None:
             storage.allocate(_batched(example, num_envs))
         super().__init__(
@@ -271,7 +276,7 @@ def _require_tensordict(data: Any) -> None:
 
 def _batched(row: TensorDictBase, num_envs: int) -> TensorDictBase:
     """A row ``[N]``; an environment without a batch dimension is the one of a single-environment buffer."""
-    return row.unsqueeze(0) if row.ndim == 0 and num_envs == 1 else row
+    return row.unsqueeze(0) if num_envs == 1 and row.ndim == 0 else row
 
 
 def _as_it_is(data: Any) -> Any:

@@ -37,6 +37,11 @@ def next_leaves(td: TensorDictBase) -> dict[Key, Tensor]:
     return complete_done(leaves(after))
 
 
+def under_next(key: Key) -> Key:
+    """The name in a row of what is ``key`` in its ``next``."""
+    return ("next", key) if isinstance(key, str) else ("next", *key)
+
+
 def complete_done(after: dict[Key, Tensor]) -> dict[Key, Tensor]:
     """``after`` with both ``terminated`` and ``truncated``, if it has ``done`` at all.
 

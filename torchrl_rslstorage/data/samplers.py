@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
+from operator import is_
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,7 @@ class RolloutSampler(SamplerBase):
         self._position: int | None = None
         self._ran_out = False
         self._update = 0
+        self._draw: Tensor | None = None
 
     @property
     @abstractmethod
@@ -118,6 +120,59 @@ class RolloutSampler(SamplerBase):
     def _empty(self) -> None:
         self._update += 1
         self._position, self._ran_out = None, False
+        self._draw = None
+        self._forget()
+
+    def _forget(self) -> None:
+        """Lets go of the mini-batches that were made of the present draw."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where a running update stands: what it drew, its position, and the generator."""
+        generator = self.generator
+        return {
+            "num_batches": self.num_batches,
+            "position": self._position,
+            "ran_out": self._ran_out,
+            "draw": None if self._draw is None else self._draw.clone(),
+            "generator": None if generator is None else generator.get_state(),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes back what `state_dict` gave; a running update goes on with its next mini-batch.
+
+        Raises:
+            ValueError: an update is running in it, of another number of mini-batches; or it holds the
+                state of a generator and this sampler has none to put it in.
+        """
+        position = state_dict["position"]
+        if position is not None and state_dict["num_batches"] != self.num_batches:
+            raise ValueError(
+                f"The saved update has {state_dict['num_batches']} mini-batches, this sampler makes "
+                f"{self.num_batches}: use the same num_mini_batches and num_epochs."
+            )
+        self._update += 1
+        self._position, self._ran_out = position, state_dict["ran_out"]
+        drawn = state_dict["draw"]
+        self._draw = None if drawn is None else drawn.clone()
+        self._forget()
+        saved = state_dict["generator"]
+        if saved is not None:
+            generator = self.generator
+            if generator is None:
+                raise ValueError(
+                    "The saved sampler had a generator of its own and this one has none: "
+                    "call buffer.set_rng(torch.Generator()) before loading."
+                )
+            generator.set_state(saved.cpu())
+
+    def dumps(self, path: str | Path) -> None:
+        """Writes `state_dict` to one file in the folder ``path``."""
+        Path(path).mkdir(parents=True, exist_ok=True)
+        torch.save(self.state_dict(), Path(path) / "sampler.pt")
+
+    def loads(self, path: str | Path) -> None:
+        """Reads what `dumps` wrote; tensors only, no code is run."""
+        self.load_state_dict(torch.load(Path(path) / "sampler.pt", weights_only=True, map_location="cpu"))
 
 
 class MiniBatchSampler(RolloutSampler):
@@ -168,12 +223,9 @@ class MiniBatchSampler(RolloutSampler):
         self.num_mini_batches = at_least_one("num_mini_batches", num_mini_batches)
         self.reshuffle = reshuffle
         self.drop_remainder = drop_remainder
-        if keys is not None and (isinstance(keys, str) or not keys):
-            raise ValueError(f"`keys` must be a sequence of at least one key, or None for all, got {keys!r}.")
-        self.keys = None if keys is None else [canonical(key) for key in keys]
-        self._cells: Tensor | None = None
+        self.keys = checked_keys(keys)
         self._batches: list[TensorDict] | None = None
-        self._views: tuple[dict[Key, Tensor], list[TensorDict], list[dict[str, Any]]] | None = None
+        self._views: tuple[dict[Key, Tensor], list[TensorDict], list[_Contents]] | None = None
 
     @property
     def num_batches(self) -> int:
@@ -190,8 +242,8 @@ class MiniBatchSampler(RolloutSampler):
         if self.reshuffle and number == 0 and epoch:
             self._shuffle(storage.max_size, storage.device)
         if self._batches is None:
-            assert self._cells is not None
-            self._batches = self._cut(storage.shuffled(self._cells.to(storage.device), self.keys))
+            assert self._draw is not None
+            self._batches = self._cut(storage.shuffled(self._draw.to(storage.device), self.keys))
         return self._batches[number]
 
     def sample(self, storage: Storage, batch_size: int | None = None) -> tuple[Any, dict[str, Any]]:
@@ -221,9 +273,9 @@ class MiniBatchSampler(RolloutSampler):
         epoch, number = divmod(position, self.num_mini_batches)
         if self.reshuffle and number == 0 and epoch:
             self._shuffle(steps * envs, torch.device("cpu"))
-        assert self._cells is not None
-        start, stop = self._bounds(len(self._cells))[number]
-        cells = self._cells[start:stop]
+        assert self._draw is not None
+        start, stop = balanced(len(self._draw), self.num_mini_batches)[number]
+        cells = self._draw[start:stop]
         last = position + 1 == self.num_batches
         self._position, self._ran_out = (None, True) if last else (position + 1, False)
         return (cells // envs, cells % envs), {}
@@ -244,83 +296,29 @@ class MiniBatchSampler(RolloutSampler):
             kind = torch.uint8 if self.num_mini_batches <= 256 else torch.int64
             number = torch.arange(num_cells, device=device).remainder_(self.num_mini_batches).to(kind)
             cells = torch.argsort(number.index_select(0, cells), stable=True)
-        self._cells = cells
+        self._draw = cells
         self._batches = None
-
-    def _bounds(self, num_cells: int) -> list[tuple[int, int]]:
-        small, longer = divmod(num_cells, self.num_mini_batches)
-        edges = [i * small + min(i, longer) for i in range(self.num_mini_batches + 1)]
-        return list(pairwise(edges))
 
     def _cut(self, shuffled: dict[Key, Tensor]) -> list[TensorDict]:
         if self._views is not None and self._views[0] is shuffled:
-            batches, entries = self._views[1:]
+            batches, made = self._views[1:]
             # One that somebody unlocked and set something in is not handed out again.
-            if all(map(_untouched, batches, entries)):
+            if all(map(_holds, made)):
                 return batches
         first = next(iter(shuffled.values()))
-        bounds = self._bounds(len(first))
-        entries = [
-            nest({name: leaf[start:stop] for name, leaf in shuffled.items()}) for start, stop in bounds
-        ]
         batches = [
-            TensorDict(entry, [stop - start], device=first.device).lock_()
-            for entry, (start, stop) in zip(entries, bounds, strict=True)
+            TensorDict(
+                nest({name: leaf[start:stop] for name, leaf in shuffled.items()}),
+                [stop - start],
+                device=first.device,
+            ).lock_()
+            for start, stop in balanced(len(first), self.num_mini_batches)
         ]
-        self._views = (shuffled, batches, entries)
+        self._views = (shuffled, batches, [held for batch in batches for held in _contents(batch)])
         return batches
 
-    def _empty(self) -> None:
-        super()._empty()
-        self._cells, self._batches = None, None
-
-    def state_dict(self) -> dict[str, Any]:
-        """Where a running update stands: its permutation, its position, and the generator."""
-        generator = self.generator
-        return {
-            "num_batches": self.num_batches,
-            "position": self._position,
-            "ran_out": self._ran_out,
-            "cells": None if self._cells is None else self._cells.clone(),
-            "generator": None if generator is None else generator.get_state(),
-        }
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes back what `state_dict` gave; a running update goes on with its next mini-batch.
-
-        Raises:
-            ValueError: an update is running in it, of another number of mini-batches; or it holds the
-                state of a generator and this sampler has none to put it in.
-        """
-        position = state_dict["position"]
-        if position is not None and state_dict["num_batches"] != self.num_batches:
-            raise ValueError(
-                f"The saved update has {state_dict['num_batches']} mini-batches, this sampler makes "
-                f"{self.num_batches}: use the same num_mini_batches and num_epochs."
-            )
-        self._update += 1
-        self._position, self._ran_out = position, state_dict["ran_out"]
-        cells = state_dict["cells"]
-        self._cells = None if cells is None else cells.clone()
+    def _forget(self) -> None:
         self._batches = None
-        saved = state_dict["generator"]
-        if saved is not None:
-            generator = self.generator
-            if generator is None:
-                raise ValueError(
-                    "The saved sampler had a generator of its own and this one has none: "
-                    "call buffer.set_rng(torch.Generator()) before loading."
-                )
-            generator.set_state(saved.cpu())
-
-    def dumps(self, path: str | Path) -> None:
-        """Writes `state_dict` to one file in the folder ``path``."""
-        Path(path).mkdir(parents=True, exist_ok=True)
-        torch.save(self.state_dict(), Path(path) / "sampler.pt")
-
-    def loads(self, path: str | Path) -> None:
-        """Reads what `dumps` wrote; tensors only, no code is run."""
-        self.load_state_dict(torch.load(Path(path) / "sampler.pt", weights_only=True, map_location="cpu"))
 
     def __repr__(self) -> str:
         return (
@@ -337,12 +335,34 @@ def at_least_one(name: str, value: int) -> int:
     return value
 
 
-def _untouched(batch: TensorDictBase, entries: dict[str, Any]) -> bool:
-    """Whether ``batch`` is locked and holds the very tensors that it was made of."""
-    if not batch.is_locked or len(batch.keys()) != len(entries):
-        return False
-    return all(
-        value is entry
-        or (isinstance(entry, dict) and isinstance(value, TensorDictBase) and _untouched(value, entry))
-        for value, entry in ((value, entries.get(name)) for name, value in batch.items())
-    )
+def balanced(total: int, parts: int) -> list[tuple[int, int]]:
+    """Where to cut ``total`` things into ``parts`` whose sizes differ by at most one."""
+    small, longer = divmod(total, parts)
+    return list(pairwise(i * small + min(i, longer) for i in range(parts + 1)))
+
+
+def checked_keys(keys: Sequence[NestedKey] | None) -> list[Key] | None:
+    """What mini-batches shall hold, as names of leaves or groups; None for everything."""
+    if keys is not None and (isinstance(keys, str) or not keys):
+        raise ValueError(f"`keys` must be a sequence of at least one key, or None for all, got {keys!r}.")
+    return None if keys is None else [canonical(key) for key in keys]
+
+
+_Contents = tuple[TensorDictBase, list[Any]]
+"""A TensorDict with the names and values, in turns, that it was locked with."""
+
+
+def _contents(td: TensorDictBase) -> Iterator[_Contents]:
+    """What ``td`` and every TensorDict below it hold now."""
+    yield td, list(chain.from_iterable(td.items()))
+    for value in td.values():
+        if isinstance(value, TensorDictBase):
+            yield from _contents(value)
+
+
+def _holds(contents: _Contents) -> bool:
+    """Whether the TensorDict is locked and holds the very same objects, names as well as values."""
+    td, held = contents
+    items = list(td.items())
+    # One comparison of identities, in C: this runs over every mini-batch of every update.
+    return td.is_locked and 2 * len(items) == len(held) and all(map(is_, chain.from_iterable(items), held))

@@ -21,9 +21,9 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.utils import NestedKey
 from torch import Tensor
 
-from torchrl_rslstorage._compat import Columns
+from torchrl_rslstorage._compat import Columns, foreach_copy_
 from torchrl_rslstorage.data.columns import Gather, HalfColumns, refuse_keys
-from torchrl_rslstorage.data.final_observations import FinalObservations, FinalObservationTable
+from torchrl_rslstorage.data.final_observations import CellTable, FinalObservations
 from torchrl_rslstorage.data.leaves import (
     Key,
     canonical,
@@ -35,7 +35,9 @@ from torchrl_rslstorage.data.leaves import (
     show,
     show_all,
 )
-from torchrl_rslstorage.data.rows import SIGNALS, next_leaves, root_leaves, split_next
+from torchrl_rslstorage.data.row_plan import RowPlan
+from torchrl_rslstorage.data.rows import SIGNALS, next_leaves, root_leaves, split_next, under_next
+from torchrl_rslstorage.data.start_states import StartStates
 
 _DERIVED_BEFORE_USE = 2
 """Float32 ``[T, N, 1]`` columns that every window gets: ``advantage`` and ``value_target``."""
@@ -51,6 +53,7 @@ class RolloutTensorStorage(Columns):
         num_steps: T, rows of the window.
         num_envs: N, environments.
         device: where the window lives.
+        state_keys: recurrent states, or groups of them, that are kept only where a trajectory starts.
 
     Raises:
         ValueError: a size below one.
@@ -65,7 +68,14 @@ class RolloutTensorStorage(Columns):
         torch.Size([2, 3, 4])
     """
 
-    def __init__(self, num_steps: int, num_envs: int, *, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self,
+        num_steps: int,
+        num_envs: int,
+        *,
+        device: torch.device | str = "cpu",
+        state_keys: Sequence[NestedKey] = (),
+    ) -> None:
         for name, value in (("num_steps", num_steps), ("num_envs", num_envs)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ValueError(f"`{name}` must be an integer of at least 1, got {value!r}.")
@@ -76,11 +86,14 @@ class RolloutTensorStorage(Columns):
         self._root: HalfColumns | None = None
         self._next: HalfColumns | None = None
         self._final_keys: dict[Key, None] = {}
+        self._row_plan: RowPlan | None = None
+        self._row_views: list[list[Tensor] | None] = []
         self._derived: dict[Key, Tensor] = {}
         self._written: frozenset[Key] = frozenset()
         self._plans: dict[tuple[Key, ...] | None, tuple[dict[Key, Tensor], Gather]] = {}
         self._workspace: dict[Key, Tensor] = {}
-        self._final = FinalObservationTable(num_envs, torch.device(self.device))
+        self._final = CellTable(num_envs, torch.device(self.device))
+        self._starts = StartStates(num_envs, torch.device(self.device), state_keys)
 
     # -- allocation ------------------------------------------------------------------------------
 
@@ -90,13 +103,13 @@ class RolloutTensorStorage(Columns):
         Raises:
             MemoryError: the window does not fit; the message says how many bytes it takes.
         """
-        root, after = root_leaves(example), next_leaves(example)
+        root, _, columns, finals = self._halves_of(example)
         total = self.window_nbytes(example)
         self._make_root(root, total)
-        self._make_next(*split_next(after, root), total)
+        self._make_next(columns, finals, total)
 
     def window_nbytes(self, example: TensorDictBase | None = None) -> int:
-        """Bytes of one window: columns, advantage, value target and the last row's observations.
+        """Bytes of one window: columns, advantage, value target, the last row's observations, first states.
 
         Args:
             example: a row ``[N]`` with its ``next``; may be left out once columns exist.
@@ -105,16 +118,23 @@ class RolloutTensorStorage(Columns):
             RuntimeError: no example was given and nothing is allocated yet.
         """
         if example is not None:
-            root, after = root_leaves(example), next_leaves(example)
-            columns, finals = split_next(after, root)
-            return self._total(nbytes(root) + nbytes(columns)) + nbytes(finals)
+            root, states, columns, finals = self._halves_of(example)
+            return self._total(nbytes(root) + nbytes(columns)) + nbytes(finals) + nbytes(states)
         if self._root is None or self._next is None:
             raise RuntimeError(
                 "The size of a window is not known before the first row. Pass an example row: "
                 "buffer.nbytes(example), a TensorDict [N] with its `next`."
             )
-        finals = nbytes({key: self._root.columns[key][0] for key in self._final_keys})
-        return nbytes(self._root.columns) + nbytes(self._next.columns) + self._total(0) + finals
+        finals = {key: self._root.columns[key][0] for key in self._final_keys if key in self._root.columns}
+        stored = nbytes(self._root.columns) + nbytes(self._next.columns) + nbytes(finals)
+        after = [key for key in self._final_keys if key not in finals]
+        return stored + self._total(0) + self._starts.nbytes() + self._starts.nbytes(after)
+
+    def _halves_of(self, example: TensorDictBase) -> tuple[Mapping[Key, Tensor], ...]:
+        """A row's columns at the root, its states, its columns under ``next``, its final observations."""
+        root, after = root_leaves(example), next_leaves(example)
+        columns, finals = split_next(after, root)
+        return *self._starts.apart(0, root), columns, finals
 
     def _total(self, row_nbytes: int) -> int:
         return self.num_steps * row_nbytes + _DERIVED_BEFORE_USE * 4 * self.max_size
@@ -174,36 +194,93 @@ class RolloutTensorStorage(Columns):
         flat: dict[Key, Tensor] = dict(self._root.columns) if self._root else {}
         if self._next is not None:
             for key, column in self._next.columns.items():
-                flat[("next", key) if isinstance(key, str) else ("next", *key)] = column
+                flat[under_next(key)] = column
         names = cast("Any", ["time", None])  # tensordict types names without None, which is "no name"
         columns = TensorDict(nest(flat), [self.num_steps, self.num_envs], device=self.device, names=names)
         self._set_columns(columns)
         self._written = frozenset(flat)
         self._plans.clear()
+        self._row_plan = None
+        self._row_views = [None] * self.num_steps
 
     # -- writing ---------------------------------------------------------------------------------
 
+    def write_row(self, t: int, data: TensorDictBase) -> None:
+        """Copies the whole row ``t`` from a TensorDict ``[N]`` with its ``next``."""
+        tensors = None if self._row_plan is None else self._row_plan.read(data)
+        if tensors is None:
+            self._write_leaves(t, data)
+            return
+        views = self._row_views[t]
+        if views is None:
+            assert self._root is not None and self._next is not None
+            views = self._row_views[t] = [*self._root.row(t), *self._next.row(t)]
+        finals = dict(zip(self._final_keys, tensors[len(views) :], strict=True))
+        foreach_copy_(views, tensors[: len(views)])
+        self._final.record(t, None if t == self.num_steps - 1 else tensors[self._truncated], finals)
+
+    def _write_leaves(self, t: int, data: TensorDictBase) -> None:
+        """`write_row` by the names of the leaves, which says what is wrong with a row."""
+        after, root = next_leaves(data), root_leaves(data)
+        self.write_root(t, root)
+        self.write_next(t, after)
+        assert self._root is not None and self._next is not None
+        stored = [*self._root.columns, *map(under_next, self._next.columns)]
+        self._truncated = stored.index(("next", "truncated"))
+        brought = data.get("next")
+        # Flags that have to be made of others are not read off the row.
+        if all(name in brought.keys() for name in ("terminated", "truncated")) and not self.state_keys:
+            self._row_plan = RowPlan(data, [*stored, *map(under_next, self._final_keys)])
+
     def write_root(self, t: int, row: Mapping[Key, Tensor]) -> None:
         """Copies the first half of row ``t``: what stood before ``env.step``, leaves ``[N, *]``."""
+        row, states = self._starts.apart(t, row)
         if self._root is None or (t == 0 and self._next is None):  # a refused first row leaves no layout
             self._make_root(row)
         assert self._root is not None
         self._root.copy_row(t, row)
+        if states:
+            # The window before may have ended anywhere: every environment's first state is kept.
+            ended = None if t == 0 or self._next is None else self._next.columns["done"][t - 1]
+            self._starts.open_row(t, ended, states)
 
     def write_next(self, t: int, after: Mapping[Key, Tensor]) -> None:
         """Copies the second half of row ``t``: signals into columns, final observations sparsely."""
         assert self._root is not None
         columns, observations = split_next(after, self._root.columns)
+        for key in self.state_keys:
+            if key in columns:
+                observations[key] = columns.pop(key)
         for key, value in observations.items():
-            self._root.check(t, key, value, half="next")
+            if key in self._starts.layout:
+                self._starts.check(t, key, value)
+            else:
+                self._root.check(t, key, value, half="next")
         if self._next is None:
             self._make_next(columns, observations)
         assert self._next is not None
         if observations.keys() != self._final_keys.keys():
             refuse_keys("next", t, observations, self._final_keys)
         self._next.copy_row(t, columns)
-        last = t == self.num_steps - 1
-        self._final.record(t, columns["truncated"], observations, last=last)
+        self._final.record(t, None if t == self.num_steps - 1 else columns["truncated"], observations)
+        self._starts.close_row()
+
+    def keep_only_starts(self, keys: Sequence[NestedKey]) -> None:
+        """Declares recurrent states that are kept only where a trajectory starts, like ``state_keys``.
+
+        Raises:
+            RuntimeError: rows were written already, with or without them.
+        """
+        self._starts.declare(keys, too_late=self._root is not None)
+
+    @property
+    def state_keys(self) -> list[Key]:
+        """The recurrent states that are kept only where a trajectory starts, once a row is written."""
+        return list(self._starts.layout)
+
+    def start_states(self) -> FinalObservations:
+        """The recurrent states in every cell in which a trajectory of the window starts, by (t, n)."""
+        return self._starts.read()
 
     def set_num_rows(self, num_rows: int) -> None:
         """Records how many rows are filled."""
@@ -321,6 +398,7 @@ class RolloutTensorStorage(Columns):
     def _empty(self) -> None:
         self.set_num_rows(0)
         self._final.clear()
+        self._starts.clear()
         columns = self.columns
         if columns is not None:
             for name in self._computed():
@@ -336,10 +414,8 @@ class RolloutTensorStorage(Columns):
             "root": self._root.filled(self.num_rows) if self._root else {},
             "next": self._next.filled(self.num_rows) if self._next else {},
             "final_keys": list(self._final_keys),
-            "final": [
-                (t.clone(), n.clone(), {key: value.clone() for key, value in cells.items()})
-                for t, n, cells in self._final.state()
-            ],
+            "final": self._final.state(),
+            "states": self._starts.state(),
             "derived": derived if self.is_full else {},
         }
 
@@ -363,6 +439,7 @@ class RolloutTensorStorage(Columns):
             self._final_keys = dict.fromkeys(state_dict["final_keys"])
             self._attach()
             self._final.load_state(state_dict["final"])
+            self._starts.load_state(state_dict["states"])
         for key, value in state_dict["derived"].items():
             self.derived(key, features=value.shape[2:], dtype=value.dtype).copy_(value)
         self.set_num_rows(rows)

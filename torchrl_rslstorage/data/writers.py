@@ -13,7 +13,7 @@ from torchrl.data import Storage
 
 from torchrl_rslstorage._compat import WriterBase
 from torchrl_rslstorage.data.leaves import Key, leaves
-from torchrl_rslstorage.data.rows import complete_done, next_leaves, root_leaves
+from torchrl_rslstorage.data.rows import complete_done, root_leaves
 from torchrl_rslstorage.data.storages import RolloutTensorStorage
 
 
@@ -134,10 +134,7 @@ class RolloutWriter(WriterBase):
             raise RuntimeError(f"Row {self._cursor} is half written: close it with write_next.")
         self._check_batch(data)
         row = self._cursor
-        after = next_leaves(data)
-        with torch.no_grad():
-            storage.write_root(row, root_leaves(data))
-            storage.write_next(row, after)
+        storage.write_row(row, data)
         self._close_row()
         return row
 

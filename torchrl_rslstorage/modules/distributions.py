@@ -108,8 +108,9 @@ class DiagonalGaussian(Distribution):
             raise ValueError(
                 f"Actions of shape {tuple(value.shape)} are no vectors of width {self.event_shape[0]}."
             )
-        # Rounded as torch.distributions.Normal does it, so that RSL-RL's numbers come out.
-        square = (value - self.loc).square().neg() / (2 * self.scale.square())
+        # Rounded as torch.distributions.Normal does it, so that RSL-RL's numbers come out. The sign, which
+        # changes no digit, stands with the variance: [A] numbers instead of [*, A].
+        square = (value - self.loc).square() / (-2 * self.scale.square())
         return (square - self.log_scale - _HALF_LOG_2PI).sum(-1)
 
     def entropy(self) -> Tensor:

@@ -13,7 +13,9 @@ from torch import Tensor
 
 from torchrl_rslstorage.data import RolloutBuffer
 from torchrl_rslstorage.data.leaves import Key, canonical, dtype_name, show, show_all
+from torchrl_rslstorage.modules import RNNCritic
 from torchrl_rslstorage.objectives.finite import Bootstraps, check_finite
+from torchrl_rslstorage.objectives.padded import is_recurrent
 from torchrl_rslstorage.objectives.returns import (
     GAERecursion,
     normalize_advantage,
@@ -139,6 +141,11 @@ class RolloutGAE:
         storage = buffer.storage
         value = window.get(self.value_key, None)
         if value is None:
+            if is_recurrent(self.value_network):
+                raise KeyError(
+                    f"This window holds no {show(self.value_key)}: a recurrent critic must run while it is "
+                    "collected, since values depend on states. Collect with ActorCritic(actor, critic)."
+                )
             made = self._evaluate(window.exclude("next").reshape(-1))
             value = storage.derived(self.value_key, dtype=made.dtype)
             value.copy_(made.view_as(value))
@@ -169,7 +176,7 @@ class RolloutGAE:
         fill(next_value)
         log_prob = window.get(self.log_prob_key, None)
         if self.check_observations or not _sums_are_finite(advantage, log_prob):
-            inputs = observation.select(*self.value_network.in_keys)
+            inputs = observation.select(*self.value_network.in_keys, strict=False)
             # A NaN observation of an episode that goes on is a fault, not a missing final observation.
             stands_in = _no_observation(inputs) & done.view(-1)[cell] & ~ended
             if bool(stands_in.any()):
@@ -184,6 +191,7 @@ class RolloutGAE:
     def _evaluate(self, observation: TensorDictBase) -> Tensor:
         network = self.value_network
         assert network is not None
+        observation = _within_episodes(observation, network)
         missing = [key for key in network.in_keys if key not in observation.keys(True)]
         if missing:
             raise KeyError(
@@ -351,6 +359,15 @@ def _no_observation(observation: TensorDictBase) -> Tensor:
         if value.is_floating_point():
             missing |= value.flatten(1).isnan().any(1) if value.ndim > 1 else value.isnan()
     return missing
+
+
+def _within_episodes(observation: TensorDictBase, network: TensorDictModuleBase) -> TensorDictBase:
+    """``observation`` for a network that asks whether episodes start: none does with what it ends with."""
+    flag = network.core.is_init_key if isinstance(network, RNNCritic) else "is_init"
+    if flag not in network.in_keys or observation.get(flag, None) is not None:
+        return observation
+    none = torch.zeros(*observation.batch_size, 1, dtype=torch.bool, device=observation.device)
+    return observation.copy().set(flag, none)
 
 
 def _under_next(key: NestedKey) -> Key:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
 
 import torch
@@ -15,13 +16,21 @@ from torchrl.objectives import PPOLoss
 
 from torchrl_rslstorage._compat import dispatch
 from torchrl_rslstorage.data.leaves import show, show_all
-from torchrl_rslstorage.modules.mlp import MLPActor, MLPCritic
+from torchrl_rslstorage.modules import GaussianActor, MLPActor, MLPCritic, ValueCritic
 from torchrl_rslstorage.objectives.divergence import (
     entropy,
     estimated_kl,
     exact_kl,
     log_prob,
     summed,
+)
+from torchrl_rslstorage.objectives.padded import (
+    Padded,
+    dist_of_padded,
+    is_recurrent,
+    read_padded,
+    valid_cells,
+    values_of_padded,
 )
 from torchrl_rslstorage.objectives.returns import normalize_advantage
 
@@ -34,6 +43,7 @@ _OUT_KEYS = (
     "clip_fraction",
     "explained_variance",
 )
+_NOTHING = nullcontext()
 
 
 class RSLPPOLoss(PPOLoss):
@@ -47,6 +57,9 @@ class RSLPPOLoss(PPOLoss):
     The whole loss is the sum of the three. Schulman et al. 2017, arXiv:1707.06347; rsl_rl 5.5.1,
     algorithms/ppo.py, ``PPO.update``. Beside them come ``kl`` (KL(π_old ‖ π), for the adaptive learning
     rate), ``entropy``, ``clip_fraction`` and ``explained_variance``, all without gradient.
+
+    Recurrent networks, ours or TorchRL's, learn from padded trajectories ``[L, B]`` with their ``mask``
+    (`TrajectorySampler`); every number is then one of the valid cells alone.
 
     Log-probabilities are ``[B]``, values and advantages ``[B, 1]`` or ``[B]``; whatever would broadcast to
     ``[B, B]`` is refused. The KL and the entropy are exact where ``torch.distributions`` knows them; else
@@ -66,8 +79,8 @@ class RSLPPOLoss(PPOLoss):
 
     Raises:
         TypeError: the actor is no stochastic policy.
-        ValueError: a coefficient that makes no sense; of a mini-batch: a shape that would broadcast, or
-            an entry that requires grad.
+        ValueError: a coefficient that makes no sense; of a mini-batch: a shape that would broadcast, an
+            entry that requires grad, or trajectories where networks have no memory and the reverse.
         KeyError: a mini-batch lacks a key.
 
     Examples:
@@ -150,15 +163,27 @@ class RSLPPOLoss(PPOLoss):
         if self.clip_value is not None:
             names.append(keys.value)
         self._in_keys = list(dict.fromkeys(names))
+        # A recurrent network reads whole trajectories itself; what only it reads is not taken apart.
+        networks = (self.actor_network, self.critic_network)
+        self._recurrent = tuple(is_recurrent(network) for network in networks)
+        inputs = {key for network in networks for key in network.in_keys}
+        for network, recurrent in zip(networks, self._recurrent, strict=True):
+            if not recurrent:
+                inputs -= set(network.in_keys)
+        self._cell_keys = [key for key in self._in_keys if key not in inputs]
 
     def _dist_keys(self) -> list[NestedKey]:
         """Where the actor's distribution parameters stand, for the KL."""
         actor = self.actor_network
-        sampled = {*_as_list(self.tensor_keys.action), *_as_list(self.tensor_keys.sample_log_prob)}
-        if isinstance(actor, MLPActor):
-            return [key for key in actor.out_keys if key not in sampled]
+        if isinstance(actor, GaussianActor):
+            return actor.parameter_keys
         last = actor[-1] if hasattr(actor, "__getitem__") else actor
         return list(getattr(last, "in_keys", []))
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether actor or critic has memory, and learns from trajectories."""
+        return any(self._recurrent)
 
     @property
     def out_keys(self) -> list[NestedKey]:
@@ -176,16 +201,20 @@ class RSLPPOLoss(PPOLoss):
         """The losses and diagnostics of one mini-batch, all scalars.
 
         Args:
-            tensordict: batch size ``[B]``, with the keys of ``in_keys``; it is not written to.
+            tensordict: batch size ``[B]``, or ``[L, B]`` with ``mask``, with the keys of ``in_keys``; it is
+                not written to.
         """
         return TensorDict(cast("Any", self.terms(tensordict)))
 
     def terms(self, tensordict: TensorDictBase) -> dict[str, Tensor]:
         """What `forward` returns, as a dictionary: less overhead, and what ``torch.compile`` is given."""
+        if 0 in tensordict.batch_size:
+            raise ValueError(f"The mini-batch is empty: its batch size is {tuple(tensordict.batch_size)}.")
+        padded = self._padded(tensordict)
+        if padded is not None:
+            tensordict = valid_cells(padded, self._cell_keys)
         keys = self.tensor_keys
         shape = tensordict.batch_size
-        if 0 in shape:
-            raise ValueError(f"The mini-batch is empty: its batch size is {tuple(shape)}.")
         ndim = len(shape)
         advantage = _flat(self._get(tensordict, keys.advantage), keys.advantage, shape)
         value_target = _flat(self._get(tensordict, keys.value_target), keys.value_target, shape)
@@ -194,7 +223,7 @@ class RSLPPOLoss(PPOLoss):
         if self.normalize_advantage:
             advantage = normalize_advantage(advantage)
 
-        dist = self._dist(tensordict)
+        dist = self._dist(tensordict, padded)
         action = self._action(tensordict, dist)
         new_log_prob = _flat(log_prob(dist, action, ndim), keys.sample_log_prob, shape)
         log_ratio = new_log_prob - old_log_prob
@@ -202,7 +231,7 @@ class RSLPPOLoss(PPOLoss):
         clipped = ratio.clamp(1 - self.clip_epsilon, 1 + self.clip_epsilon)
         loss_objective = torch.max(-advantage * ratio, -advantage * clipped).mean()
 
-        value = _flat(self._value(tensordict), keys.value, shape)
+        value = _flat(self._value(tensordict, padded), keys.value, shape)
         loss_critic = self._value_loss(tensordict, value, value_target, shape)
         entropy = self._entropy(dist, ndim)
         with torch.no_grad():
@@ -224,32 +253,48 @@ class RSLPPOLoss(PPOLoss):
 
     # -- the networks ----------------------------------------------------------------------------
 
-    def _dist(self, td: TensorDictBase) -> Distribution:
-        actor = self.actor_network
-        if isinstance(actor, MLPActor) and not self.functional:
-            return actor.get_dist(td)
-        inputs = _readable(td, actor)
-        if not self.functional:
-            return actor.get_dist(inputs)
-        with self.actor_network_params.to_module(actor, preserve_module_state=False):
-            return actor.get_dist(inputs)
+    def _padded(self, td: TensorDictBase) -> Padded | None:
+        """``td`` as the trajectories that recurrent networks learn from; None if it is a flat mini-batch."""
+        if self.is_recurrent:
+            return read_padded(td)
+        if "mask" not in td.keys():
+            return None
+        if isinstance(self.actor_network, MLPActor) and isinstance(self.critic_network, MLPCritic):
+            raise ValueError(
+                "This mini-batch holds padded trajectories, which only recurrent policies need, but actor "
+                "and critic are MLPs: give the buffer a MiniBatchSampler."
+            )
+        return read_padded(td)
 
-    def _value(self, td: TensorDictBase) -> Tensor:
+    def _dist(self, td: TensorDictBase, padded: Padded | None) -> Distribution:
+        actor = self.actor_network
+        with self._parameters_of("actor_network"):
+            if padded is not None and self._recurrent[0]:
+                return dist_of_padded(actor, padded, self._parameter_keys)
+            return actor.get_dist(td if isinstance(actor, GaussianActor) else _readable(td, actor))
+
+    def _value(self, td: TensorDictBase, padded: Padded | None) -> Tensor:
         critic = self.critic_network
-        if isinstance(critic, MLPCritic) and not self.functional:
-            return critic.evaluate(td)
-        inputs = _readable(td, critic)
-        if not self.functional:
-            value = critic(inputs).get(self.tensor_keys.value, None)
-        else:
-            with self.critic_network_params.to_module(critic, preserve_module_state=False):
-                value = critic(inputs).get(self.tensor_keys.value, None)
+        with self._parameters_of("critic_network"):
+            if padded is not None and self._recurrent[1]:
+                value = values_of_padded(critic, padded, self.tensor_keys.value)
+            elif isinstance(critic, ValueCritic):
+                value = critic.evaluate(td)
+            else:
+                value = critic(_readable(td, critic)).get(self.tensor_keys.value, None)
         if value is None:
             raise KeyError(
                 f"The critic writes {show_all(critic.out_keys)} but the loss reads "
                 f"{show(self.tensor_keys.value)}: call loss.set_keys(value=...)."
             )
         return value
+
+    def _parameters_of(self, name: str) -> AbstractContextManager[Any]:
+        """Puts functional parameters into a network."""
+        if not self.functional:
+            return _NOTHING
+        network, parameters = getattr(self, name), getattr(self, f"{name}_params")
+        return parameters.to_module(network, preserve_module_state=False)
 
     def _action(self, td: TensorDictBase, dist: Distribution) -> Any:
         key: Any = self.tensor_keys.action

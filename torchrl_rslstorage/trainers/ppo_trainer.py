@@ -28,7 +28,8 @@ from torchrl.record.loggers.common import Logger
 
 from torchrl_rslstorage._compat import TrainerBase
 from torchrl_rslstorage.collectors import RolloutCollector
-from torchrl_rslstorage.data import MiniBatchSampler, RolloutBuffer
+from torchrl_rslstorage.data import MiniBatchSampler, RolloutBuffer, RolloutSampler, TrajectorySampler
+from torchrl_rslstorage.modules import RNNActor, RNNCritic
 from torchrl_rslstorage.objectives import RolloutGAE, RSLPPOLoss
 from torchrl_rslstorage.trainers.checkpoints import checkpoint_of, latest_checkpoint, load_checkpoint
 from torchrl_rslstorage.trainers.config import PPOConfig
@@ -102,13 +103,6 @@ class RSLPPOTrainer(TrainerBase):
                 raise ValueError(f"`{name}` must be at least 1, got {number}.")
         if isinstance(collector, RolloutCollector):
             _require_the_same_policy(collector.policy, actor)
-        transitions = buffer.num_steps * buffer.num_envs
-        if config.num_mini_batches > transitions:
-            raise ValueError(
-                f"`num_mini_batches` is {config.num_mini_batches}, but a window holds {transitions} "
-                f"transitions ({buffer.num_steps} steps x {buffer.num_envs} environments): each mini-batch "
-                "needs at least one."
-            )
         loggers = [] if logger is None else [logger] if isinstance(logger, Logger) else list(logger)
         self.loggers = loggers
         self.config = config
@@ -130,8 +124,15 @@ class RSLPPOTrainer(TrainerBase):
             max_grad_norm=config.max_grad_norm,
             schedule=config.schedule,
             desired_kl=config.desired_kl,
-            compile=compile,
+            compile=compile and not loss.is_recurrent,
         )
+        if compile and loss.is_recurrent:
+            warnings.warn(
+                "torch.compile cannot follow recurrent policies, whose mini-batches have another shape in "
+                "every window: training goes on without it.",
+                UserWarning,
+                stacklevel=2,
+            )
         self.advantages = RolloutGAE(
             config.gamma,
             config.lam,
@@ -140,15 +141,11 @@ class RSLPPOTrainer(TrainerBase):
             normalize=not config.normalize_advantage_per_mini_batch,
             check_observations=True,
         )
-        buffer.set_sampler(
-            MiniBatchSampler(
-                config.num_mini_batches,
-                config.num_learning_epochs,
-                reshuffle=config.reshuffle,
-                drop_remainder=config.drop_remainder,
-                keys=loss.in_keys,
-            )
-        )
+        for network in (actor, critic):
+            # Ours say which of their entries are states; without that they are columns like any other.
+            if isinstance(network, RNNActor | RNNCritic) and not buffer.write_count:
+                buffer.storage.keep_only_starts(network.state_keys)
+        buffer.set_sampler(_sampler(config, buffer, loss))
         buffer.set_rng(buffer.generator)
         super().__init__(
             collector=collector,
@@ -322,6 +319,37 @@ class _StockCollector:
             UserWarning,
             stacklevel=2,
         )
+
+
+def _sampler(config: PPOConfig, buffer: RolloutBuffer, loss: RSLPPOLoss) -> RolloutSampler:
+    """Shuffled transitions, or trajectories where actor or critic is recurrent."""
+    most, what = buffer.num_steps * buffer.num_envs, "transitions"
+    if loss.is_recurrent:
+        most, what = buffer.num_envs, "environments, taken whole by a recurrent policy"
+    if config.num_mini_batches > most:
+        raise ValueError(
+            f"`num_mini_batches` is {config.num_mini_batches}, but a window holds {most} {what} "
+            f"({buffer.num_steps} steps x {buffer.num_envs} environments): each mini-batch needs at least one."
+        )
+    if not loss.is_recurrent:
+        return MiniBatchSampler(
+            config.num_mini_batches,
+            config.num_learning_epochs,
+            reshuffle=config.reshuffle,
+            drop_remainder=config.drop_remainder,
+            keys=loss.in_keys,
+        )
+    if config.drop_remainder:
+        raise ValueError(
+            "`drop_remainder` leaves out transitions, but a recurrent policy learns from whole environments: "
+            "switch it off."
+        )
+    return TrajectorySampler(
+        config.num_mini_batches,
+        config.num_learning_epochs,
+        reshuffle=config.reshuffle,
+        keys=loss.in_keys,
+    )
 
 
 def _require_the_same_policy(policy: Any, actor: nn.Module) -> None:

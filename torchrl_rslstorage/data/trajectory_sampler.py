@@ -1,0 +1,192 @@
+"""TrajectorySampler: padded mini-batches of whole trajectories, for recurrent policies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from tensordict.utils import NestedKey
+from torch import Tensor
+from torchrl.data import Storage
+
+from torchrl_rslstorage.data.leaves import Key, nest, select
+from torchrl_rslstorage.data.samplers import RolloutSampler, at_least_one, balanced, checked_keys
+from torchrl_rslstorage.data.storages import RolloutTensorStorage
+from torchrl_rslstorage.data.trajectories import Trajectories, attach_plan, pad, plan_trajectories
+
+
+class TrajectorySampler(RolloutSampler):
+    """Mini-batches ``[L, B]`` of whole trajectories, padded: every environment once per epoch.
+
+        environments   0 1 2 │ 3 4          N = 5 in 2 mini-batches, balanced
+        trajectories   each environment's T steps, cut after ``done``; B of them, L the longest
+
+    It splits the *environments*, not the samples, as RSL-RL does (rsl_rl 5.5.1,
+    storage/rollout_storage.py, ``recurrent_mini_batch_generator``), but drops none of them, pads to the
+    longest trajectory instead of T, and cuts and pads once per window instead of once per update and epoch.
+
+    A mini-batch is a locked TensorDict ``[L, B]``:
+
+    | key | shape | |
+    |---|---|---|
+    | everything asked for | `[L, B, *]` | zeros behind a trajectory's end |
+    | `mask` | `[L, B]` bool | which places hold a step |
+    | `is_init` | `[L, B, 1]` bool | true only in row 0, where the trajectory starts an episode |
+    | recurrent states | `[L, B, layers, H]` | the state before row 0, shown in every row without a copy |
+
+    TorchRL's recurrent modules read it as ``mini_batch.transpose(0, 1)`` under ``set_recurrent_mode(True)``.
+
+    Args:
+        num_mini_batches: groups of environments.
+        num_epochs: passes over the window in one update.
+        reshuffle: deal the environments out anew for each epoch, which pads anew. Otherwise groups are
+            consecutive environments, as RSL-RL's.
+        keys: what mini-batches hold beside ``mask`` and ``is_init``; ``None`` takes every root entry,
+            ``advantage`` and ``value_target`` included.
+
+    Raises:
+        ValueError: a count below one; no keys; more mini-batches than environments (when an update begins).
+
+    Examples:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from torchrl_rslstorage import RolloutBuffer, TrajectorySampler
+        >>> buffer = RolloutBuffer(2, 5, sampler=TrajectorySampler(num_mini_batches=2))
+        >>> flags = {"reward": torch.ones(5, 2, 1), "done": torch.zeros(5, 2, 1, dtype=torch.bool)}
+        >>> steps = TensorDict({"observation": torch.zeros(5, 2, 4), "next": flags}, [5, 2])
+        >>> _ = buffer.extend(steps)
+        >>> [tuple(batch.batch_size) for batch in buffer]
+        [(2, 3), (2, 2)]
+    """
+
+    def __init__(
+        self,
+        num_mini_batches: int = 1,
+        num_epochs: int = 1,
+        reshuffle: bool = False,
+        keys: Sequence[NestedKey] | None = None,
+    ) -> None:
+        super().__init__(num_epochs)
+        self.num_mini_batches = at_least_one("num_mini_batches", num_mini_batches)
+        self.reshuffle = reshuffle
+        self.keys = checked_keys(keys)
+        self._batches: list[TensorDict] | None = None
+        self._rooms: dict[tuple[int, Key], Tensor] = {}
+
+    @property
+    def num_batches(self) -> int:
+        """Mini-batches of one update, ``num_epochs x num_mini_batches``."""
+        return self.num_epochs * self.num_mini_batches
+
+    def begin(self, storage: RolloutTensorStorage) -> None:
+        """Deals out the environments of the first epoch."""
+        if self.num_mini_batches > storage.num_envs:
+            raise ValueError(
+                f"{self.num_mini_batches} mini-batches cannot be cut from {storage.num_envs} environments: "
+                "each takes whole environments. Lower num_mini_batches or use more environments."
+            )
+        self._deal(storage)
+
+    def mini_batch(self, storage: RolloutTensorStorage, position: int) -> TensorDictBase:
+        """The mini-batch number ``position``."""
+        epoch, number = divmod(position, self.num_mini_batches)
+        if self.reshuffle and number == 0 and epoch:
+            self._deal(storage)
+        if self._batches is None:
+            self._batches = self._cut(storage)
+        return self._batches[number]
+
+    def sample(self, storage: Storage, batch_size: int | None = None) -> tuple[Any, dict[str, Any]]:
+        """Not possible over a stock buffer, whose indices cannot pad.
+
+        Raises:
+            TypeError: always.
+        """
+        raise TypeError(
+            "TrajectorySampler pads trajectories, which takes a RolloutBuffer, not a stock buffer."
+        )
+
+    def _deal(self, storage: RolloutTensorStorage) -> None:
+        self._batches = None
+        if not self.reshuffle:
+            self._draw = torch.arange(storage.num_envs, device=storage.device)
+            return
+        generator = self.generator
+        source = storage.device if generator is None else generator.device
+        order = torch.randperm(storage.num_envs, generator=generator, device=source)
+        self._draw = order.to(storage.device)
+
+    def _cut(self, storage: RolloutTensorStorage) -> list[TensorDict]:
+        assert self._draw is not None
+        columns = storage.root_columns()
+        states = storage.state_keys
+        held = [*columns, *states]
+        names = held if self.keys is None else select(held, [key for key in self.keys if key != "is_init"])
+        done = storage.window().get(("next", "done"))
+        starts = _Starts(storage, [name for name in names if name in states])
+        batches: list[TensorDict] = []
+        for number, (start, stop) in enumerate(balanced(storage.num_envs, self.num_mini_batches)):
+            plan = plan_trajectories(done, self._draw[start:stop])
+            entries: dict[Key, Any] = {
+                name: self._padded(number, name, columns[name], plan)
+                for name in names
+                if name in columns and name != "is_init"
+            }
+            entries.update(starts.of(plan))
+            entries["mask"] = plan.mask
+            entries["is_init"] = self._is_init(number, columns, plan)
+            attach_plan(plan.mask, plan)
+            batch = TensorDict(nest(entries), plan.mask.shape, device=plan.mask.device)
+            batches.append(batch.lock_())
+        return batches
+
+    def _padded(self, number: int, name: Key, column: Tensor, plan: Trajectories) -> Tensor:
+        """``column`` in memory that later windows use again, which grows with the longest so far."""
+        places = plan.mask.numel()
+        room = self._rooms.get((number, name))
+        features = column.shape[2:]
+        if room is None or len(room) < places or room.shape[1:] != features or room.dtype != column.dtype:
+            with torch.inference_mode(False):
+                room = column.new_empty((places, *features))
+            self._rooms[number, name] = room
+        return pad(column, plan, out=room[:places])
+
+    def _is_init(self, number: int, columns: dict[Key, Tensor], plan: Trajectories) -> Tensor:
+        if "is_init" in columns:
+            return self._padded(number, "is_init", columns["is_init"], plan)
+        # Nobody wrote the flags: a trajectory that starts inside the window starts an episode.
+        flags = torch.zeros_like(plan.mask)
+        flags[0] = plan.start >= plan.num_envs
+        return flags.unsqueeze(-1)
+
+    def _forget(self) -> None:
+        self._batches = None
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}(num_mini_batches={self.num_mini_batches}, "
+            f"num_epochs={self.num_epochs}, reshuffle={self.reshuffle})"
+        )
+
+
+class _Starts:
+    """The states before the first step of every trajectory of a window."""
+
+    def __init__(self, storage: RolloutTensorStorage, names: Sequence[Key]) -> None:
+        self._names = names
+        if names:
+            t, n, self._states = storage.start_states()
+            # In order, since rows are written in order.
+            self._cells = t * storage.num_envs + n
+
+    def of(self, plan: Trajectories) -> dict[Key, Tensor]:
+        """The states ``[L, B, layers, H]`` of the planned trajectories, seen from every row of them."""
+        if not self._names:
+            return {}
+        places = torch.searchsorted(self._cells, plan.start)
+        found = {name: self._states.get(name).index_select(0, places) for name in self._names}
+        return {
+            name: value.unsqueeze(0).expand(len(plan.mask), *value.shape) for name, value in found.items()
+        }
