@@ -1,4 +1,4 @@
-"""Every benchmark, one table: ``python -m benchmarks [write mini_batches gae loss iteration memory]``.
+"""Every benchmark, one table: ``python -m benchmarks [write mini_batches gae loss iteration recurrent …]``.
 
     python -m benchmarks --compile --json bench.json --png bench.png
     python -m benchmarks gae mini_batches --shape L --seconds 20
@@ -26,6 +26,7 @@ from benchmarks import (
     bench_loss,
     bench_memory,
     bench_mini_batches,
+    bench_recurrent,
     bench_write,
     report,
 )
@@ -38,6 +39,7 @@ SUBJECTS: dict[str, Any] = {
     "gae": bench_gae,
     "loss": bench_loss,
     "iteration": bench_iteration,
+    "recurrent": bench_recurrent,
     "memory": bench_memory,
 }
 

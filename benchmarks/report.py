@@ -19,6 +19,8 @@ TITLES = {
     "loss_forward": "loss forward",
     "update": "one update",
     "iteration": "one iteration",
+    "recurrent_mini_batches": "recurrent, 20 mini-batches",
+    "recurrent_update": "recurrent, one epoch",
     "memory_mini_batches": "memory beside the window, 20 mini-batches",
     "memory_update": "memory beside the window, one update",
     "memory_growth": "memory growth",
@@ -44,6 +46,12 @@ GOALS: dict[tuple[str, str], Goal] = {
     ("iteration", "32x16"): (2.2, 4, "eager ≥ 1.3"),
     ("iteration", "24x256"): (1.8, 3, "eager ≥ 1.3"),
     ("iteration", "24x1024"): (1.05, 1.8, ""),
+    ("recurrent_mini_batches", "M, 0.5 % done"): (8, 30, ""),
+    ("recurrent_mini_batches", "M, 5 % done"): (12, 30, ""),
+    ("recurrent_mini_batches", "M, 30 % done"): (12, 30, ""),
+    ("recurrent_update", "M, 0.5 % done"): (1, None, ""),
+    ("recurrent_update", "M, 5 % done"): (1.4, None, ""),
+    ("recurrent_update", "M, 30 % done"): (3, None, ""),
 }
 """What we set out to reach: how many times longer rsl-rl-lib and TorchRL take, and the rest in words."""
 

@@ -26,6 +26,7 @@ from benchmarks import (  # noqa: E402
     bench_loss,
     bench_memory,
     bench_mini_batches,
+    bench_recurrent,
     bench_write,
     contenders,
     harness,
@@ -54,6 +55,10 @@ SUBJECTS = {
         "update": {OURS, RSL_RL, TORCHRL},
     },
     bench_iteration: {"iteration": {OURS, RSL_RL, TORCHRL}},
+    bench_recurrent: {
+        "recurrent_mini_batches": {OURS, RSL_RL, TORCHRL, MEMCPY},
+        "recurrent_update": {OURS, RSL_RL},
+    },
 }
 
 

@@ -21,6 +21,9 @@ from torch import Tensor
 
 from torchrl_rslstorage.data.leaves import Key, nest
 
+_LEAST_ROOM = 16
+"""Cells that fit on either side of a whole row, or an eighth of the environments if that is more. With the
+usual episodes of 1000 steps a window of 24 has a fortieth; where more end, they are put together anew."""
 _FLUSH_EVERY = 8
 """Rows whose candidates wait for one look at the truncation flags, on devices where a look stalls
 the host. Eight rows of observations are held meanwhile, so the table stays small beside the window."""
@@ -58,6 +61,13 @@ class _Candidates(NamedTuple):
     values: dict[Key, Tensor]
 
 
+class _WholeRow(NamedTuple):
+    """The row of which every environment is kept, and the memory that it stands in the middle of."""
+
+    t: Tensor
+    rooms: dict[Key, Tensor]
+
+
 class CellTable:
     """Keeps what stood in some cells of a window, row by row; the same from single rows and from blocks.
 
@@ -73,13 +83,15 @@ class CellTable:
         self._device = device
         self._envs = torch.arange(num_envs, device=device)
         self._no_flags = torch.zeros(num_envs, 1, dtype=torch.bool)
-        self._last: dict[Key, Tensor] = {}
+        self._rooms: dict[Key, Tensor] = {}
+        self._room_beside = max(_LEAST_ROOM, num_envs // 8)
         self.clear()
 
     def clear(self) -> None:
         """Forgets everything."""
         self._chunks: list[Chunk] = []
         self._pending: list[_Candidates] = []
+        self._whole: _WholeRow | None = None
 
     def record(self, t: int, flags: Tensor | None, values: Mapping[Key, Tensor]) -> None:
         """Keeps of row ``t`` the environments that are flagged, or all of them.
@@ -127,9 +139,32 @@ class CellTable:
             t, n, flat = self._chunks[0]
             return FinalObservations(t, n, TensorDict(nest(flat), [len(t)], device=self._device))
         rows, envs, cells = zip(*self._chunks, strict=True)
-        flat = {key: torch.cat([cell[key] for cell in cells]) for key in cells[0]}
         t = torch.cat(rows)
+        flat = self._beside_whole_row(len(t))
+        if flat is None:
+            flat = {key: torch.cat([cell[key] for cell in cells]) for key in cells[0]}
         return FinalObservations(t, torch.cat(envs), TensorDict(nest(flat), [len(t)], device=self._device))
+
+    def _beside_whole_row(self, total: int) -> dict[Key, Tensor] | None:
+        """All cells in the memory of the whole row, where those before or after it fit beside it.
+
+        Putting everything together anew would copy the whole row once more, which in a window of many
+        environments costs more than the advantages themselves.
+        """
+        whole = self._whole
+        if whole is None or total > len(whole.t) + self._room_beside:
+            return None
+        number = next((i for i, chunk in enumerate(self._chunks) if chunk[0] is whole.t), None)
+        if number is None or (0 < number < len(self._chunks) - 1):
+            return None
+        others = self._chunks[:-1] if number else self._chunks[1:]
+        first = self._room_beside - (total - len(whole.t)) if number else self._room_beside
+        place = first if number else first + len(whole.t)
+        for t, _, cells in others:
+            for key, value in cells.items():
+                whole.rooms[key][place : place + len(t)].copy_(value)
+            place += len(t)
+        return {key: room[first : first + total] for key, room in whole.rooms.items()}
 
     def _flush(self) -> None:
         if self._pending:
@@ -137,15 +172,21 @@ class CellTable:
             self._keep(pending)
 
     def _whole_row(self, t: int, observations: Mapping[Key, Tensor]) -> Chunk:
-        """The whole row ``t``, in memory that every window reuses."""
-        kept: dict[Key, Tensor] = {}
+        """The whole row ``t``, in memory that every window reuses, with room beside it for other cells."""
+        rooms: dict[Key, Tensor] = {}
+        beside, num = self._room_beside, self._num_envs
         for key, value in observations.items():
-            room = self._last.get(key)
-            if room is None or room.shape != value.shape or room.dtype != value.dtype:
+            room = self._rooms.get(key)
+            if room is None or room.shape[1:] != value.shape[1:] or room.dtype != value.dtype:
                 with torch.inference_mode(False):
-                    room = self._last[key] = torch.empty_like(value, device=self._device)
-            kept[key] = room.copy_(value.detach())
-        return torch.full_like(self._envs, t), self._envs, kept
+                    shape = (num + 2 * beside, *value.shape[1:])
+                    room = torch.empty(shape, dtype=value.dtype, device=self._device)
+                self._rooms[key] = room
+            rooms[key] = room
+            room[beside : beside + num].copy_(value.detach())
+        row = torch.full_like(self._envs, t)
+        self._whole = _WholeRow(row, rooms)
+        return row, self._envs, {key: room[beside : beside + num] for key, room in rooms.items()}
 
     def _placed(self, t: Tensor, envs: Tensor, kept: dict[Key, Tensor]) -> Chunk:
         if envs.device == self._device:

@@ -329,7 +329,8 @@ def _sampler(config: PPOConfig, buffer: RolloutBuffer, loss: RSLPPOLoss) -> Roll
     if config.num_mini_batches > most:
         raise ValueError(
             f"`num_mini_batches` is {config.num_mini_batches}, but a window holds {most} {what} "
-            f"({buffer.num_steps} steps x {buffer.num_envs} environments): each mini-batch needs at least one."
+            f"({buffer.num_steps} steps x {buffer.num_envs} environments): each mini-batch needs at least "
+            "one."
         )
     if not loss.is_recurrent:
         return MiniBatchSampler(
