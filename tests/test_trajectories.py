@@ -10,7 +10,7 @@ from rsl_rl.utils import split_and_pad_trajectories
 from torch import Tensor
 
 from torchrl_rslstorage import pad, plan_trajectories, unpad
-from torchrl_rslstorage.data.trajectories import Layout, attach_plan
+from torchrl_rslstorage.data.trajectories import Layout, attach_plan, with_zero_row, zeros_with_zero_row
 
 EDGES = ["none", "all", "first row", "last row", "random"]
 
@@ -134,6 +134,27 @@ def test_a_layout_reads_the_same_cells_with_and_without_its_plan(window: tuple[i
 def test_flags_that_are_none_are_refused(done: Tensor) -> None:
     with pytest.raises(ValueError, match=r"`done` must be bool \[T, N\]"):
         plan_trajectories(done)
+
+
+@given(windows)
+def test_padding_is_gathered_from_a_row_of_zeros_where_there_is_one(
+    window: tuple[int, int, str, int],
+) -> None:
+    steps, envs, kind, seed = window
+    plan = plan_trajectories(done_flags(steps, envs, kind, seed))
+    x = cells(steps, envs, 2)
+    column = zeros_with_zero_row(x.shape, dtype=x.dtype, device="cpu").copy_(x)
+    assert with_zero_row(column) is not None
+    assert torch.equal(pad(column, plan), pad(x, plan))
+    room = torch.full((plan.mask.numel(), 2), -1)
+    assert torch.equal(pad(column, plan, out=room), pad(x, plan))
+
+
+def test_a_part_of_a_column_is_not_taken_for_the_whole() -> None:
+    column = zeros_with_zero_row((4, 2, 3), dtype=torch.float32, device="cpu")
+    assert with_zero_row(column) is not None
+    parts = (column[1:], column[:, :1], column[..., :2], column.transpose(0, 1), column.clone(), column[:3])
+    assert all(with_zero_row(part) is None for part in parts)
 
 
 def test_a_window_of_another_length_is_refused() -> None:

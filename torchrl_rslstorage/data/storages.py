@@ -38,6 +38,7 @@ from torchrl_rslstorage.data.leaves import (
 from torchrl_rslstorage.data.row_plan import RowPlan
 from torchrl_rslstorage.data.rows import SIGNALS, next_leaves, root_leaves, split_next, under_next
 from torchrl_rslstorage.data.start_states import StartStates
+from torchrl_rslstorage.data.trajectories import zeros_with_zero_row
 
 _DERIVED_BEFORE_USE = 2
 """Float32 ``[T, N, 1]`` columns that every window gets: ``advantage`` and ``value_target``."""
@@ -182,7 +183,7 @@ class RolloutTensorStorage(Columns):
         try:
             # Memory made in inference mode could never again be written outside of it.
             with torch.inference_mode(False):
-                return torch.zeros(tuple(shape), dtype=dtype, device=self.device)
+                return zeros_with_zero_row(shape, dtype=dtype, device=self.device)
         except (RuntimeError, MemoryError) as error:
             raise MemoryError(
                 f"A window of {self.num_steps} steps x {self.num_envs} environments takes "

@@ -16,11 +16,13 @@ in which an environment resets; padding and un-padding never wait for it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+_ZERO_ROW = "_rslstorage_zero_row"
 _PLAN, _LAYOUT = "_rslstorage_plan", "_rslstorage_layout"
 """Where a mini-batch's mask carries its plan and its layout; one that was copied or moved has lost both."""
 
@@ -40,7 +42,7 @@ class Trajectories:
     """
 
     index: Tensor
-    """Cell ``t·N + n`` of the window for every place ``[L, B]``, int64; 0 on padding."""
+    """Cell ``t·N + n`` of the window for every place ``[L, B]``, int64; on padding ``T·N``, which is none."""
     mask: Tensor
     """Which places hold a cell, ``[L, B]`` bool."""
     padding: Tensor
@@ -111,7 +113,7 @@ def plan_trajectories(done: Tensor, envs: Tensor | slice | None = None) -> Traje
     row = torch.arange(longest, device=device).unsqueeze(1)
     mask = row < lengths
     index = torch.addcmul(window_start, row, torch.full((1,), num_envs, device=device))
-    index.mul_(mask)
+    index.masked_fill_(mask.logical_not(), num_steps * num_envs)
     return Trajectories(
         index=index,
         mask=mask,
@@ -150,9 +152,13 @@ def pad(x: Tensor, plan: Trajectories, *, out: Tensor | None = None) -> Tensor:
             f"`x` has {x.shape[0]} rows of {x.shape[1]} environments, but the plan is of a window with "
             f"{window[0]} rows of {window[1]} environments."
         )
-    flat = x.flatten(0, 1)
-    places = torch.index_select(flat, 0, plan.index.view(-1), out=out)
-    places.index_fill_(0, plan.padding, 0)
+    index = plan.index.view(-1)
+    with_zeros = with_zero_row(x)
+    if with_zeros is not None:
+        places = torch.index_select(with_zeros, 0, index, out=out)
+    else:
+        places = torch.index_select(x.flatten(0, 1), 0, index.clamp(max=x.shape[0] * x.shape[1] - 1), out=out)
+        places.index_fill_(0, plan.padding, 0)
     return places.view(*plan.mask.shape, *x.shape[2:])
 
 
@@ -168,6 +174,29 @@ def unpad(y: Tensor, plan: Trajectories) -> Tensor:
     """
     flat = y.flatten(0, 1).index_select(0, plan.inverse.view(-1))
     return flat.view(*plan.inverse.shape, *y.shape[2:])
+
+
+def zeros_with_zero_row(
+    shape: Sequence[int], *, dtype: torch.dtype, device: torch.device | str | None
+) -> Tensor:
+    """Zeros ``[T, N, *]`` with one more row behind the last, for padding to be gathered from.
+
+    Gathering padding like everything else takes half the time of filling it in afterwards where many
+    episodes end.
+    """
+    steps, envs, *features = shape
+    base = torch.zeros((steps * envs + 1, *features), dtype=dtype, device=device)
+    setattr(base, _ZERO_ROW, True)
+    return base[:-1].view(steps, envs, *features)
+
+
+def with_zero_row(x: Tensor) -> Tensor | None:
+    """``[T·N + 1, *]`` of a whole ``x`` that `zeros_with_zero_row` made; None of any other tensor."""
+    base = x._base
+    if base is None or not hasattr(base, _ZERO_ROW) or base.dtype is not x.dtype:
+        return None
+    whole = x.is_contiguous() and x.data_ptr() == base.data_ptr() and x.shape[2:] == base.shape[1:]
+    return base if whole and x.shape[0] * x.shape[1] + 1 == len(base) else None
 
 
 def attach_plan(mask: Tensor, plan: Trajectories) -> None:
