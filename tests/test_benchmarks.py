@@ -363,4 +363,4 @@ def test_the_folder_runs_by_its_path(monkeypatch, capsys):
 def test_every_goal_names_a_subject_and_a_shape():
     for subject, shape in report.GOALS:
         assert subject in report.TITLES
-        assert harness.parse_shape(shape)
+        assert harness.parse_shape(shape.partition(",")[0])  # recurrent rows add their rate of done
