@@ -12,7 +12,7 @@ from torch import Tensor
 from torchrl.envs import Compose, InitTracker, TransformedEnv
 
 from torchrl_rslstorage import PendulumEnv, RNNActor, RNNCritic, pad, plan_trajectories
-from torchrl_rslstorage.data.trajectories import Layout, attach_plan
+from torchrl_rslstorage.data.trajectories import attach_plan, layout_of
 
 T, N, F, A, H = 6, 4, 5, 2, 8
 KINDS = pytest.mark.parametrize("rnn_type", ["lstm", "gru"])
@@ -102,7 +102,7 @@ def test_a_padded_batch_gives_what_stepping_gave(
     batch = padded_batch(rows, observations, done)
     if not with_plan:
         batch["mask"] = batch["mask"].clone()
-    layout = Layout.of(batch["mask"])
+    layout = layout_of(batch["mask"])
     expected = layout.take(pad(torch.stack([row["loc"] for row in rows]), plan_trajectories(done)))
     assert torch.allclose(actor.valid_dist(batch).loc, expected, atol=1e-6)
     everywhere = actor.get_dist(batch)
@@ -117,7 +117,7 @@ def test_gradients_stop_where_an_episode_ends() -> None:
     rows = step_through(actor, observations, done)
     batch = padded_batch(rows, observations, done)
     batch["observation"].requires_grad_()
-    loc = Layout.of(batch["mask"]).put(actor.valid_dist(batch).loc)
+    loc = layout_of(batch["mask"]).put(actor.valid_dist(batch).loc)
     loc[2, 1].sum().backward()  # environment 0, t = 5: the third step of its second trajectory
     touched = batch["observation"].grad.ne(0).any(-1)
     assert touched[:3, 1].all()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 import torch
 from hypothesis import given
@@ -10,7 +12,8 @@ from rsl_rl.utils import split_and_pad_trajectories
 from torch import Tensor
 
 from torchrl_rslstorage import pad, plan_trajectories, unpad
-from torchrl_rslstorage.data.trajectories import Layout, attach_plan, with_zero_row, zeros_with_zero_row
+from torchrl_rslstorage.data import trajectories
+from torchrl_rslstorage.data.trajectories import attach_plan, layout_of, with_zero_row, zeros_with_zero_row
 
 EDGES = ["none", "all", "first row", "last row", "random"]
 
@@ -112,9 +115,9 @@ def test_a_layout_reads_the_same_cells_with_and_without_its_plan(window: tuple[i
     plan = plan_trajectories(done_flags(steps, envs, kind, seed))
     x = cells(steps, envs, 2).float()
     padded, mask = pad(x, plan), plan.mask.clone()
-    bare = Layout.of(mask)
+    bare = layout_of(mask)
     attach_plan(plan.mask, plan)
-    planned = Layout.of(plan.mask)
+    planned = layout_of(plan.mask)
     assert planned.num_cells == bare.num_cells == steps * envs
     assert torch.equal(planned.take(padded), x.flatten(0, 1))
     assert torch.equal(planned.rows(padded), x)
@@ -148,6 +151,38 @@ def test_padding_is_gathered_from_a_row_of_zeros_where_there_is_one(
     assert torch.equal(pad(column, plan), pad(x, plan))
     room = torch.full((plan.mask.numel(), 2), -1)
     assert torch.equal(pad(column, plan, out=room), pad(x, plan))
+
+
+def test_a_mask_that_was_changed_or_copied_is_read_as_it_is() -> None:
+    plan = plan_trajectories(torch.tensor([[False, True], [False, False], [False, False]]))
+    attach_plan(plan.mask, plan)
+    assert layout_of(plan.mask).num_cells == 6
+    copy = plan.mask.clone()
+    plan.mask[2:] = False
+    for mask in (plan.mask, copy):
+        expected = mask.clone()
+        assert layout_of(mask).num_cells == int(expected.sum())
+    assert len(trajectories._PLANNED) < 50, "a plan must not outlive its mask"
+
+
+def test_plans_die_with_their_masks() -> None:
+    plan = plan_trajectories(torch.zeros(3, 2, dtype=torch.bool))
+    attach_plan(plan.mask, plan)
+    before = weakref.ref(plan.mask)
+    del plan
+    assert before() is None
+
+
+def test_what_was_not_padded_by_the_plan_is_refused() -> None:
+    plan = plan_trajectories(torch.tensor([[False, True], [False, False], [False, False]]))
+    with pytest.raises(ValueError, match=r"the plan pads to \[L, B\] = \(3, 3\)"):
+        unpad(torch.zeros(2, 3), plan)
+
+
+@pytest.mark.parametrize("envs", [torch.tensor([True, False]), torch.zeros(0, dtype=torch.int64)])
+def test_environments_that_are_none_are_refused(envs: Tensor) -> None:
+    with pytest.raises(ValueError, match=r"`envs` must be int64 \[M\]"):
+        plan_trajectories(torch.zeros(3, 2, dtype=torch.bool), envs)
 
 
 def test_a_part_of_a_column_is_not_taken_for_the_whole() -> None:

@@ -105,7 +105,7 @@ class RolloutCollector(BaseCollector):
         )
         self.num_frames = 0
         self._carrier: TensorDictBase | None = None
-        self._known = keys_carried_by(env)
+        self._states = states_carried_by_us(env, policy)
 
     @torch.no_grad()
     def rollout(self) -> None:
@@ -126,6 +126,8 @@ class RolloutCollector(BaseCollector):
             carrier = self._start()
             for _ in range(buffer.num_steps - buffer.num_rows):
                 carrier = policy(carrier)
+                if self._states:
+                    self._give_first_states(carrier)
                 writer.write_root(carrier)
                 if ours is not None:
                     carrier = self._step_leaves(ours, carrier)
@@ -137,21 +139,25 @@ class RolloutCollector(BaseCollector):
                 self.num_frames += buffer.num_envs
 
     def _step(self, carrier: TensorDictBase) -> TensorDictBase:
-        made = left_by_policy(carrier, self._known)
+        made = take_states(carrier, self._states)
         stepped, following = self.env.step_and_maybe_reset(carrier)
-        return carry_on(made, self._write_next(stepped), following)
+        return carry_on(made, self._write_next(stepped, made), following)
 
     def _step_then_reset(self, carrier: TensorDictBase) -> TensorDictBase:
         """`_step` in two: what the step handed out is copied before a reset can overwrite it."""
-        made = left_by_policy(carrier, self._known)
+        made = take_states(carrier, self._states)
         stepped = self.env.step(carrier)
-        done = self._write_next(stepped)
+        done = self._write_next(stepped, made)
         return carry_on(made, done, self.env.maybe_reset(self.env.step_mdp(stepped)))
 
-    def _write_next(self, stepped: TensorDictBase) -> Tensor:
+    def _write_next(self, stepped: TensorDictBase, made: Mapping[Key, Tensor]) -> Tensor:
         """Closes the row; returns done flags that no reset will overwrite."""
         after = stepped.get("next")
-        self.replay_buffer.writer.write_next(after)
+        writer = self.replay_buffer.writer
+        if made:
+            writer.write_next_leaves({**made, **leaves(after)})
+        else:
+            writer.write_next(after)
         done = after.get("done").clone()
         self.statistics.update(after.get("reward"), done)
         return done
@@ -159,16 +165,26 @@ class RolloutCollector(BaseCollector):
     def _step_leaves(self, env: BatchedEnv, carrier: TensorDictBase) -> TensorDictBase:
         """`_step` for our own environments: three TensorDicts a step fewer."""
         after, observations = env.step_leaves(carrier.get("action"))
-        made = _under_next(carrier) if "next" in carrier.keys() else {}
-        if made:
-            del carrier["next"]
+        made = take_states(carrier, self._states)
         stepped = cast("dict[Key, Tensor]", after)
+        if "next" in carrier.keys():
+            stepped = {**leaves(cast("TensorDictBase", carrier.pop("next"))), **stepped}
         self.replay_buffer.writer.write_next_leaves({**made, **stepped} if made else stepped)
         done = after["done"]
         self.statistics.update(after["reward"], done)
         for key, value in observations.items():
             carrier.set(key, value)
-        return carry_on({key: made[key] for key in made if key not in stepped}, done, carrier)
+        return carry_on(made, done, carrier)
+
+    def _give_first_states(self, carrier: TensorDictBase) -> None:
+        """Puts zeros where a policy that does not write its first states itself started from nothing."""
+        left = carrier.get("next", None)
+        if left is None:
+            return
+        for key in self._states:
+            made = left.get(key, None)
+            if made is not None and carrier.get(key, None) is None:
+                carrier.set(key, torch.zeros_like(made))
 
     def _start(self) -> TensorDictBase:
         if self._carrier is None:
@@ -261,25 +277,30 @@ def base_env(env: EnvBase) -> EnvBase:
     return env
 
 
-def keys_carried_by(env: EnvBase) -> set[Key]:
-    """What TorchRL carries from ``next`` to the root of the following step: what stands in the specs."""
-    specs = (env.full_state_spec, env.observation_spec)
-    return {canonical(key) for spec in specs for key in spec.keys(True, True)}
-
-
-def left_by_policy(carrier: TensorDictBase, known: set[Key]) -> dict[Key, Tensor]:
-    """What a policy left under ``next`` that the environment knows nothing of: its recurrent states.
+def states_carried_by_us(env: EnvBase, policy: Any) -> set[Key]:
+    """What the policy reads and the environment knows nothing of: recurrent states, if it writes them at all.
 
     TorchRL 0.14 carries on only what stands in the environment's specs (a ``TensorDictPrimer`` puts it there)
     and drops the rest without a word: a policy would start from its first state in every step.
     """
+    specs = (env.full_state_spec, env.observation_spec)
+    known = {canonical(key) for spec in specs for key in spec.keys(True, True)}
+    return {canonical(key) for key in getattr(policy, "in_keys", ())} - known
+
+
+def take_states(carrier: TensorDictBase, states: set[Key]) -> dict[Key, Tensor]:
+    """Takes what the policy left under ``next`` of its states off ``carrier``; environments never see it."""
     if "next" not in carrier.keys():
         return {}
-    return {key: value for key, value in _under_next(carrier).items() if key not in known}
-
-
-def _under_next(carrier: TensorDictBase) -> dict[Key, Tensor]:
-    return leaves(cast("TensorDictBase", carrier.get("next")))
+    left = cast("TensorDictBase", carrier.get("next"))
+    made = {key: value for key, value in leaves(left).items() if key in states}
+    if made:
+        rest = left.exclude(*made)
+        if rest.is_empty():
+            del carrier["next"]
+        else:
+            carrier.set("next", rest)
+    return made
 
 
 def carry_on(made: Mapping[Key, Tensor], done: Tensor, following: TensorDictBase) -> TensorDictBase:

@@ -87,6 +87,11 @@ class CellTable:
         self._room_beside = max(_LEAST_ROOM, num_envs // 8)
         self.clear()
 
+    @property
+    def num_places(self) -> int:
+        """Cells that the memory of a whole row has room for."""
+        return self._num_envs + 2 * self._room_beside
+
     def clear(self) -> None:
         """Forgets everything."""
         self._chunks: list[Chunk] = []
@@ -179,7 +184,7 @@ class CellTable:
             room = self._rooms.get(key)
             if room is None or room.shape[1:] != value.shape[1:] or room.dtype != value.dtype:
                 with torch.inference_mode(False):
-                    shape = (num + 2 * beside, *value.shape[1:])
+                    shape = (self.num_places, *value.shape[1:])
                     room = torch.empty(shape, dtype=value.dtype, device=self._device)
                 self._rooms[key] = room
             rooms[key] = room

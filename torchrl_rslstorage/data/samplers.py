@@ -130,6 +130,7 @@ class RolloutSampler(SamplerBase):
         """Where a running update stands: what it drew, its position, and the generator."""
         generator = self.generator
         return {
+            "kind": type(self).__name__,
             "num_batches": self.num_batches,
             "position": self._position,
             "ran_out": self._ran_out,
@@ -141,10 +142,14 @@ class RolloutSampler(SamplerBase):
         """Takes back what `state_dict` gave; a running update goes on with its next mini-batch.
 
         Raises:
-            ValueError: an update is running in it, of another number of mini-batches; or it holds the
+            ValueError: an update is running in it, of another kind or number of mini-batches; or it holds the
                 state of a generator and this sampler has none to put it in.
         """
         position = state_dict["position"]
+        if position is not None and state_dict["kind"] != type(self).__name__:
+            raise ValueError(
+                f"The saved update is one of a {state_dict['kind']}, this sampler is a {type(self).__name__}."
+            )
         if position is not None and state_dict["num_batches"] != self.num_batches:
             raise ValueError(
                 f"The saved update has {state_dict['num_batches']} mini-batches, this sampler makes "

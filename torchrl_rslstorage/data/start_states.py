@@ -46,13 +46,22 @@ class StartStates:
             )
         self._declared += new
 
-    def apart(self, t: int, row: Mapping[Key, Tensor]) -> tuple[Mapping[Key, Tensor], Mapping[Key, Tensor]]:
-        """``row`` without the states, and those; refused if they are not the first row's."""
+    def split(self, row: Mapping[Key, Tensor]) -> tuple[Mapping[Key, Tensor], Mapping[Key, Tensor]]:
+        """``row`` without the declared states, and those; nothing is remembered."""
+        names = select(row, self._declared) if self._declared else []
+        states = {key: row[key] for key in names}
+        return {key: value for key, value in row.items() if key not in states}, states
+
+    def apart(
+        self, t: int, row: Mapping[Key, Tensor], *, first: bool
+    ) -> tuple[Mapping[Key, Tensor], Mapping[Key, Tensor]]:
+        """``row`` without the states, and those; refused if they are not those of the ``first`` row."""
         if not self._declared:
             return row, {}
-        if not self.layout:
-            names = select(row, self._declared)
-            self.layout = {key: (row[key].shape, row[key].dtype) for key in names}
+        if first:
+            rest, states = self.split(row)
+            self.layout = {key: (value.shape, value.dtype) for key, value in states.items()}
+            return rest, states
         missing = [key for key in self.layout if key not in row]
         if missing:
             raise KeyError(f"Row {t} lacks the recurrent state {show_all(missing)}, which the first row has.")
@@ -75,8 +84,26 @@ class StartStates:
         layouts = [self.layout[key] for key in (self.layout if keys is None else keys)]
         return sum(shape.numel() * dtype.itemsize for shape, dtype in layouts)
 
+    def require_same(self, theirs: Sequence[Key]) -> None:
+        """Refuses a saved window whose states were kept in another way than here.
+
+        Raises:
+            ValueError: the declared states are not those that were saved.
+        """
+        mine = self._declared
+        covered = all(any(_covers(key, name) for key in mine) for name in theirs)
+        used = all(any(_covers(key, name) for name in theirs) for key in mine)
+        if not (covered and used):
+            raise ValueError(
+                f"The saved window keeps {show_all(theirs)} only where trajectories start, this buffer "
+                f"{show_all(mine)}: build it with the same state_keys."
+            )
+
     def open_row(self, t: int, ended: Tensor | None, states: Mapping[Key, Tensor]) -> None:
         """Copies the states of row ``t`` where the row before has ``ended [N, 1]``; None takes all."""
+        device = next(iter(states.values())).device
+        if ended is not None and ended.device != device:
+            ended = ended.to(device)
         self._open = self._table.copied(t, ended, states)
 
     def close_row(self) -> None:
@@ -102,3 +129,9 @@ class StartStates:
         self._table.load_state(chunks)
         first = chunks[0][2] if chunks else {}
         self.layout = {key: (value.shape, value.dtype) for key, value in first.items()}
+
+
+def _covers(key: Key, name: Key) -> bool:
+    """Whether ``key`` is the leaf ``name`` or a group that holds it."""
+    path, leaf = ((k,) if isinstance(k, str) else k for k in (key, name))
+    return leaf[: len(path)] == path

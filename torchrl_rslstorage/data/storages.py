@@ -105,6 +105,7 @@ class RolloutTensorStorage(Columns):
             MemoryError: the window does not fit; the message says how many bytes it takes.
         """
         root, _, columns, finals = self._halves_of(example)
+        self._starts.apart(0, root_leaves(example), first=True)
         total = self.window_nbytes(example)
         self._make_root(root, total)
         self._make_next(columns, finals, total)
@@ -120,25 +121,35 @@ class RolloutTensorStorage(Columns):
         """
         if example is not None:
             root, states, columns, finals = self._halves_of(example)
-            return self._total(nbytes(root) + nbytes(columns)) + nbytes(finals) + nbytes(states)
+            return self._total(nbytes(root) + nbytes(columns)) + self._kept(nbytes(finals) + nbytes(states))
         if self._root is None or self._next is None:
             raise RuntimeError(
                 "The size of a window is not known before the first row. Pass an example row: "
                 "buffer.nbytes(example), a TensorDict [N] with its `next`."
             )
         finals = {key: self._root.columns[key][0] for key in self._final_keys if key in self._root.columns}
-        stored = nbytes(self._root.columns) + nbytes(self._next.columns) + nbytes(finals)
         after = [key for key in self._final_keys if key not in finals]
-        return stored + self._total(0) + self._starts.nbytes() + self._starts.nbytes(after)
+        kept = nbytes(finals) + self._starts.nbytes() + self._starts.nbytes(after)
+        row = {key: column[0] for half in (self._root, self._next) for key, column in half.columns.items()}
+        twice = nbytes(
+            {key: self._next.columns[key][0] for key in self._next.columns if key in self._root.columns}
+        )
+        return self._total(nbytes(row) + twice) + self._kept(kept)
 
     def _halves_of(self, example: TensorDictBase) -> tuple[Mapping[Key, Tensor], ...]:
         """A row's columns at the root, its states, its columns under ``next``, its final observations."""
         root, after = root_leaves(example), next_leaves(example)
         columns, finals = split_next(after, root)
-        return *self._starts.apart(0, root), columns, finals
+        return *self._starts.split(root), columns, finals
 
     def _total(self, row_nbytes: int) -> int:
-        return self.num_steps * row_nbytes + _DERIVED_BEFORE_USE * 4 * self.max_size
+        """Bytes of all columns: T rows and one cell of zeros each."""
+        cell = row_nbytes // self.num_envs + _DERIVED_BEFORE_USE * 4
+        return cell * (self.max_size + 1)
+
+    def _kept(self, row_nbytes: int) -> int:
+        """Bytes of what is kept of whole rows, with the room beside them."""
+        return row_nbytes // self.num_envs * self._final.num_places
 
     def _make_root(self, row: Mapping[Key, Tensor], total: int | None = None) -> None:
         if not row:
@@ -235,14 +246,18 @@ class RolloutTensorStorage(Columns):
 
     def write_root(self, t: int, row: Mapping[Key, Tensor]) -> None:
         """Copies the first half of row ``t``: what stood before ``env.step``, leaves ``[N, *]``."""
-        row, states = self._starts.apart(t, row)
-        if self._root is None or (t == 0 and self._next is None):  # a refused first row leaves no layout
+        first = self._root is None or (t == 0 and self._next is None)  # a refused first row leaves no layout
+        row, states = self._starts.apart(t, row, first=first)
+        if first:
             self._make_root(row)
         assert self._root is not None
         self._root.copy_row(t, row)
         if states:
             # The window before may have ended anywhere: every environment's first state is kept.
             ended = None if t == 0 or self._next is None else self._next.columns["done"][t - 1]
+            is_init = row.get("is_init")
+            if ended is not None and is_init is not None and is_init.shape == ended.shape:
+                ended = ended | is_init.to(ended.device)  # an episode may be started from outside, too
             self._starts.open_row(t, ended, states)
 
     def write_next(self, t: int, after: Mapping[Key, Tensor]) -> None:
@@ -440,6 +455,7 @@ class RolloutTensorStorage(Columns):
             self._final_keys = dict.fromkeys(state_dict["final_keys"])
             self._attach()
             self._final.load_state(state_dict["final"])
+            self._starts.require_same(list(next((cells for _, _, cells in state_dict["states"]), {})))
             self._starts.load_state(state_dict["states"])
         for key, value in state_dict["derived"].items():
             self.derived(key, features=value.shape[2:], dtype=value.dtype).copy_(value)

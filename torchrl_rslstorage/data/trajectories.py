@@ -16,15 +16,15 @@ in which an environment resets; padding and un-padding never wait for it.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 _ZERO_ROW = "_rslstorage_zero_row"
-_PLAN, _LAYOUT = "_rslstorage_plan", "_rslstorage_layout"
-"""Where a mini-batch's mask carries its plan and its layout; one that was copied or moved has lost both."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def plan_trajectories(done: Tensor, envs: Tensor | slice | None = None) -> Traje
         envs: the environments to plan, as ``[M]`` int64 or a slice; ``None`` takes all N in their order.
 
     Raises:
-        ValueError: ``done`` is not bool, has another shape, or no cell.
+        ValueError: ``done`` is not bool, has another shape, or no cell; ``envs`` is no list of environments.
 
     Examples:
         >>> import torch
@@ -92,6 +92,10 @@ def plan_trajectories(done: Tensor, envs: Tensor | slice | None = None) -> Traje
     num_steps, num_envs = done.shape
     device = done.device
     ids = torch.arange(num_envs, device=device)
+    if isinstance(envs, Tensor) and (envs.ndim != 1 or envs.dtype is not torch.int64 or not len(envs)):
+        raise ValueError(
+            f"`envs` must be int64 [M] with at least one environment, got {envs.dtype} {tuple(envs.shape)}."
+        )
     if envs is not None:
         ids = ids[envs] if isinstance(envs, slice) else envs.to(device)
         done = done.index_select(1, ids)
@@ -165,6 +169,13 @@ def pad(x: Tensor, plan: Trajectories, *, out: Tensor | None = None) -> Tensor:
 def unpad(y: Tensor, plan: Trajectories) -> Tensor:
     """Back from ``[L, B, *]`` to the steps of the planned environments, ``[T, M, *]``.
 
+    Args:
+        y: ``[L, B, *]``, any dtype.
+        plan: by which it was padded.
+
+    Raises:
+        ValueError: ``y`` is not of the padded size.
+
     Examples:
         >>> import torch
         >>> from torchrl_rslstorage import plan_trajectories, unpad
@@ -172,6 +183,10 @@ def unpad(y: Tensor, plan: Trajectories) -> Tensor:
         >>> unpad(torch.tensor([[1, 2], [0, 3]]), plan_trajectories(done)).tolist()
         [[1], [2], [3]]
     """
+    if y.shape[:2] != plan.mask.shape:
+        raise ValueError(
+            f"`y` has shape {tuple(y.shape)}, but the plan pads to [L, B] = {tuple(plan.mask.shape)}."
+        )
     flat = y.flatten(0, 1).index_select(0, plan.inverse.view(-1))
     return flat.view(*plan.inverse.shape, *y.shape[2:])
 
@@ -199,42 +214,19 @@ def with_zero_row(x: Tensor) -> Tensor | None:
     return base if whole and x.shape[0] * x.shape[1] + 1 == len(base) else None
 
 
-def attach_plan(mask: Tensor, plan: Trajectories) -> None:
-    """Lets a mini-batch's mask carry its plan, for `Layout.of`."""
-    setattr(mask, _PLAN, plan)
+class Layout(ABC):
+    """How a network that steps through time reads a padded mini-batch: its rows, and where they reset."""
 
+    num_cells: int
+    """V, the cells that are not padding."""
 
-class Layout:
-    """How a network that steps through time reads a padded mini-batch: rows of cells, and where they reset.
+    resets: tuple[int, ...] = ()
+    """The rows in which some environment starts anew, row 0 left out."""
 
-    A mini-batch of `TrajectorySampler` is read as the ``[T, M]`` steps that it was made of, which leaves no
-    padding to compute on. One whose mask has lost its plan is read as it is: B trajectories of L steps, with
-    zeros for padding.
-
-    Args:
-        mask: ``[L, B]`` bool.
-    """
-
-    def __init__(self, mask: Tensor) -> None:
-        plan = getattr(mask, _PLAN, None)
-        self._plan: Trajectories | None = plan
-        self._mask = mask
-        self._cells = plan.inverse.view(-1) if plan is not None else mask.reshape(-1).nonzero().view(-1)
-        self.resets: tuple[int, ...] = () if plan is None else plan.resets
-
-    @staticmethod
-    def of(mask: Tensor) -> Layout:
-        """The layout of a mini-batch, made once for each mask."""
-        layout = getattr(mask, _LAYOUT, None)
-        if layout is None:
-            layout = Layout(mask)
-            setattr(mask, _LAYOUT, layout)
-        return layout
-
-    @property
-    def num_cells(self) -> int:
-        """V, the cells that are not padding."""
-        return len(self._cells)
+    def __init__(self, shape: torch.Size, cells: Tensor) -> None:
+        self._shape = shape
+        self._cells = cells
+        self.num_cells = len(cells)
 
     def take(self, x: Tensor) -> Tensor:
         """The valid cells of ``[L, B, *]``, as ``[V, *]``."""
@@ -242,28 +234,90 @@ class Layout:
 
     def put(self, y: Tensor) -> Tensor:
         """``[V, *]`` in the order of `take` back to ``[L, B, *]``, with zeros for padding."""
-        places = y.new_zeros(self._mask.numel(), *y.shape[1:])
-        return places.index_copy(0, self._cells, y).view(*self._mask.shape, *y.shape[1:])
+        places = y.new_zeros(self._shape.numel(), *y.shape[1:])
+        return places.index_copy(0, self._cells, y).view(*self._shape, *y.shape[1:])
 
+    @abstractmethod
     def rows(self, x: Tensor) -> Tensor:
         """``[L, B, *]`` as the rows to step through, ``[T, M, *]``."""
-        if self._plan is not None:
-            return unpad(x, self._plan)
+
+    @abstractmethod
+    def entering(self, state: Tensor) -> Tensor:
+        """Of the states ``[L, B, *]`` those with which the rows are entered, ``[M, *]``."""
+
+    @abstractmethod
+    def goes_on(self, row: int) -> Tensor:
+        """Which of the M go on from the row before, ``[M]`` bool."""
+
+    @abstractmethod
+    def of_rows(self, y: Tensor) -> Tensor:
+        """Results ``[T, M, *]`` for the rows, as ``[V, *]`` in the order of `take`."""
+
+
+class PlannedLayout(Layout):
+    """A mini-batch read as the T steps of M environments that it was made of: no padding to compute on."""
+
+    def __init__(self, plan: Trajectories) -> None:
+        super().__init__(plan.mask.shape, plan.inverse.view(-1))
+        self.resets = plan.resets
+        self._rows_shape = plan.inverse.shape
+        self._first = plan.first
+        self._goes_on = plan.goes_on
+
+    def rows(self, x: Tensor) -> Tensor:
+        """The steps of the environments, ``[T, M, *]``."""
+        return self.take(x).view(*self._rows_shape, *x.shape[2:])
+
+    def entering(self, state: Tensor) -> Tensor:
+        """The state of each environment's first trajectory."""
+        return state[0].index_select(0, self._first)
+
+    def goes_on(self, row: int) -> Tensor:
+        """Which environments' episodes go on from the row before."""
+        return self._goes_on[row]
+
+    def of_rows(self, y: Tensor) -> Tensor:
+        """Every cell: none of them is padding."""
+        return y.flatten(0, 1)
+
+
+class PaddedLayout(Layout):
+    """A mini-batch of which the mask alone is known: B trajectories of L rows, zeros for padding."""
+
+    def __init__(self, mask: Tensor) -> None:
+        super().__init__(mask.shape, mask.reshape(-1).nonzero().view(-1))
+        self._mask = mask
+
+    def rows(self, x: Tensor) -> Tensor:
+        """The trajectories as they are, with zeros for padding."""
         return torch.where(self._mask.view(*self._mask.shape, *[1] * (x.ndim - 2)), x, 0)
 
     def entering(self, state: Tensor) -> Tensor:
-        """The states ``[L, B, *]`` with which the rows are entered, ``[M, *]``."""
-        return state[0] if self._plan is None else state[0].index_select(0, self._plan.first)
+        """The state of each trajectory."""
+        return state[0]
 
     def goes_on(self, row: int) -> Tensor:
-        """Which of the M go on from the row before, ``[M]`` bool."""
-        assert self._plan is not None
-        return self._plan.goes_on[row]
+        """Every trajectory does, in every row."""
+        return torch.ones_like(self._mask[row])
 
     def of_rows(self, y: Tensor) -> Tensor:
-        """Results ``[T, M, *]`` for the rows, as ``[V, *]`` in the order of `take`."""
-        flat = y.flatten(0, 1)
-        return flat if self._plan is not None else flat.index_select(0, self._cells)
+        """The cells that are not padding."""
+        return self.take(y)
+
+
+# Beside the masks, not on them: a plan on a mask that it holds itself would be freed late and saved with it.
+_PLANNED: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+
+
+def attach_plan(mask: Tensor, plan: Trajectories) -> None:
+    """Remembers by which plan the mini-batch with this very ``mask`` was made."""
+    _PLANNED[mask] = (mask._version, PlannedLayout(plan))
+
+
+def layout_of(mask: Tensor) -> Layout:
+    """How a mini-batch with this ``mask [L, B]`` is read; a copied or changed one is read as it is."""
+    planned = _PLANNED.get(mask)
+    return planned[1] if planned is not None and planned[0] == mask._version else PaddedLayout(mask)
 
 
 def _ask(goes_on: Tensor, lengths: Tensor) -> tuple[tuple[int, ...], int]:

@@ -34,7 +34,12 @@ class TrajectorySampler(RolloutSampler):
     | everything asked for | `[L, B, *]` | zeros behind a trajectory's end |
     | `mask` | `[L, B]` bool | which places hold a step |
     | `is_init` | `[L, B, 1]` bool | true only in row 0, where the trajectory starts an episode |
-    | recurrent states | `[L, B, layers, H]` | the state before row 0, shown in every row without a copy |
+    | recurrent states | `[L, B, layers, H]` | in row 0 the state before it, which is all that is read |
+
+    States that are kept only at starts (``state_keys`` of the buffer) show that one in every row, without a
+    copy. Trajectories also end where ``is_init`` says that an episode starts without a ``done`` before it.
+    A mini-batch is a view of memory that is used again: it is good until the next update begins, and with
+    ``reshuffle`` until the next epoch does.
 
     TorchRL's recurrent modules read it as ``mini_batch.transpose(0, 1)`` under ``set_recurrent_mode(True)``.
 
@@ -47,7 +52,8 @@ class TrajectorySampler(RolloutSampler):
             ``advantage`` and ``value_target`` included.
 
     Raises:
-        ValueError: a count below one; no keys; more mini-batches than environments (when an update begins).
+        ValueError: a count below one; no keys; more mini-batches than environments, or an entry that is
+            called "mask" (when an update begins).
 
     Examples:
         >>> import torch
@@ -124,7 +130,12 @@ class TrajectorySampler(RolloutSampler):
         states = storage.state_keys
         held = [*columns, *states]
         names = held if self.keys is None else select(held, [key for key in self.keys if key != "is_init"])
-        done = storage.window().get(("next", "done"))
+        if "mask" in names:
+            raise ValueError(
+                "This window has an entry 'mask', which is where a padded mini-batch keeps its own: rename "
+                "it (torchrl.envs.RenameTransform), or leave it out of `keys`."
+            )
+        done = _ends(storage.window().get(("next", "done")), columns.get("is_init"))
         starts = _Starts(storage, [name for name in names if name in states])
         batches: list[TensorDict] = []
         for number, (start, stop) in enumerate(balanced(storage.num_envs, self.num_mini_batches)):
@@ -169,6 +180,15 @@ class TrajectorySampler(RolloutSampler):
             f"{type(self).__name__}(num_mini_batches={self.num_mini_batches}, "
             f"num_epochs={self.num_epochs}, reshuffle={self.reshuffle})"
         )
+
+
+def _ends(done: Tensor, is_init: Tensor | None) -> Tensor:
+    """``[T, N, 1]``: done, or the last step before an episode that was started from outside."""
+    if is_init is None or is_init.dtype is not torch.bool or is_init.shape != done.shape:
+        return done
+    ends = done.clone()
+    ends[:-1] |= is_init[1:]
+    return ends
 
 
 class _Starts:

@@ -11,6 +11,7 @@ from tensordict.utils import NestedKey
 from torchrl.envs import EnvBase
 
 from torchrl_rslstorage._compat import ModuleBase
+from torchrl_rslstorage.data.leaves import show
 from torchrl_rslstorage.modules.heads import Activation, GaussianActor, StdType, ValueCritic
 from torchrl_rslstorage.modules.observations import action_width, observation_width
 
@@ -149,6 +150,9 @@ class ActorCritic(ModuleBase):
         actor: writes the action, its log-probability and the distribution's parameters.
         critic: writes the state value.
 
+    Raises:
+        ValueError: both are recurrent and keep their states under the same key.
+
     Examples:
         >>> import torch
         >>> from tensordict import TensorDict
@@ -160,6 +164,7 @@ class ActorCritic(ModuleBase):
 
     def __init__(self, actor: TensorDictModuleBase, critic: TensorDictModuleBase) -> None:
         super().__init__()
+        require_states_apart(actor, critic)
         self.actor = actor
         self.critic = critic
         self._name_keys(
@@ -170,3 +175,16 @@ class ActorCritic(ModuleBase):
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Runs both on ``tensordict``, which they write into."""
         return self.critic(self.actor(tensordict))
+
+
+def require_states_apart(actor: Any, critic: Any) -> None:
+    """Refuses recurrent networks that would write over each other's states.
+
+    Raises:
+        ValueError: a state key of ``actor`` is one of ``critic``'s.
+    """
+    shared = [key for key in getattr(actor, "state_keys", []) if key in getattr(critic, "state_keys", [])]
+    if shared:
+        raise ValueError(
+            f"Actor and critic both keep their state under {show(shared[0])}: give one another state_key."
+        )

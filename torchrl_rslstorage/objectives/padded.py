@@ -18,10 +18,8 @@ from torch.distributions import Distribution
 from torchrl.modules import GRUModule, LSTMModule, set_recurrent_mode
 
 from torchrl_rslstorage.data.leaves import canonical, leaves, nest, show, show_all
-from torchrl_rslstorage.data.trajectories import Layout
+from torchrl_rslstorage.data.trajectories import Layout, layout_of
 from torchrl_rslstorage.modules import RNNActor, RNNCritic
-
-_RNNS = (nn.RNNBase, GRUModule, LSTMModule)
 
 
 class Padded(NamedTuple):
@@ -34,12 +32,27 @@ class Padded(NamedTuple):
 
 
 def is_recurrent(network: nn.Module) -> bool:
-    """Whether there is an LSTM or a GRU in ``network``, of this package, TorchRL or torch."""
-    return any(isinstance(module, _RNNS) for module in network.modules())
+    """Whether ``network`` carries states from step to step: this package's networks, TorchRL's modules.
+
+    An RNN that reads a stacked history within one observation is a feed-forward network here.
+
+    Raises:
+        TypeError: a recurrent network of this package stands inside of another module.
+    """
+    for module in network.modules():
+        if isinstance(module, RNNActor | RNNCritic) and module is not network:
+            raise TypeError(
+                f"{type(module).__name__} stands inside of a {type(network).__name__}: pass it to the loss "
+                "itself, not in a sequence."
+            )
+    return any(isinstance(m, RNNActor | RNNCritic | GRUModule | LSTMModule) for m in network.modules())
 
 
 def read_padded(td: TensorDictBase) -> Padded:
     """``td`` with the layout of its ``mask``.
+
+    Args:
+        td: batch size ``[L, B]``, with ``mask [L, B]`` bool.
 
     Raises:
         ValueError: the batch is not ``[L, B]``, has no mask, or nothing but padding.
@@ -56,14 +69,19 @@ def read_padded(td: TensorDictBase) -> Padded:
             f"`mask` must be bool [L, B] in a mini-batch of batch size [L, B], got {mask.dtype} "
             f"{tuple(mask.shape)} in one of {shape}."
         )
-    layout = Layout.of(mask)
+    layout = layout_of(mask)
     if not layout.num_cells:
         raise ValueError("The mini-batch holds nothing but padding: its mask is false everywhere.")
     return Padded(td, layout)
 
 
 def valid_cells(padded: Padded, keys: Sequence[NestedKey]) -> TensorDict:
-    """What stands under ``keys`` in the valid cells, ``[V]``; what is missing stays missing."""
+    """What stands under ``keys`` in the valid cells, ``[V]``; what is missing stays missing.
+
+    Args:
+        padded: the mini-batch.
+        keys: entries, or groups of them.
+    """
     taken: dict[Any, Tensor] = {}
     for key in keys:
         value = padded.td.get(key, None)
@@ -79,6 +97,11 @@ def valid_cells(padded: Padded, keys: Sequence[NestedKey]) -> TensorDict:
 
 def dist_of_padded(actor: Any, padded: Padded, parameter_keys: Sequence[NestedKey]) -> Distribution:
     """The action distribution ``[V]`` of the valid cells, by a recurrent actor.
+
+    Args:
+        actor: `RNNActor`, or a TorchRL actor on ``LSTMModule`` or ``GRUModule``.
+        padded: the mini-batch.
+        parameter_keys: where the distribution's parameters are written.
 
     Raises:
         TypeError: an actor that does not give its distribution's parameters apart.
@@ -96,7 +119,13 @@ def dist_of_padded(actor: Any, padded: Padded, parameter_keys: Sequence[NestedKe
 
 
 def values_of_padded(critic: Any, padded: Padded, value_key: NestedKey) -> Tensor | None:
-    """The values ``[V, 1]`` of the valid cells, by a recurrent critic; None if it writes none."""
+    """The values ``[V, 1]`` of the valid cells, by a recurrent critic; None if it writes none.
+
+    Args:
+        critic: `RNNCritic`, or a TorchRL network on ``LSTMModule`` or ``GRUModule``.
+        padded: the mini-batch.
+        value_key: where it writes.
+    """
     if isinstance(critic, RNNCritic):
         return critic.valid_values(padded.td)
     with set_recurrent_mode(True):

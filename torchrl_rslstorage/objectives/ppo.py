@@ -17,6 +17,7 @@ from torchrl.objectives import PPOLoss
 from torchrl_rslstorage._compat import dispatch
 from torchrl_rslstorage.data.leaves import show, show_all
 from torchrl_rslstorage.modules import GaussianActor, MLPActor, MLPCritic, ValueCritic
+from torchrl_rslstorage.modules.mlp import require_states_apart
 from torchrl_rslstorage.objectives.divergence import (
     entropy,
     estimated_kl,
@@ -78,7 +79,7 @@ class RSLPPOLoss(PPOLoss):
             own parameters are used, at less overhead.
 
     Raises:
-        TypeError: the actor is no stochastic policy.
+        TypeError: the actor is no stochastic policy, or a recurrent network stands inside of another.
         ValueError: a coefficient that makes no sense; of a mini-batch: a shape that would broadcast, an
             entry that requires grad, or trajectories where networks have no memory and the reverse.
         KeyError: a mini-batch lacks a key.
@@ -124,6 +125,7 @@ class RSLPPOLoss(PPOLoss):
         for name, coeff in (("critic_coeff", critic_coeff), ("entropy_coeff", entropy_coeff)):
             if not isinstance(coeff, (int, float)) or not coeff >= 0:
                 raise ValueError(f"`{name}` must be a number of at least 0, got {coeff!r}.")
+        require_states_apart(actor_network, critic_network)
         for method in ("get_dist", "build_dist_from_params"):
             if not hasattr(actor_network, method):
                 raise TypeError(
@@ -257,7 +259,9 @@ class RSLPPOLoss(PPOLoss):
         """``td`` as the trajectories that recurrent networks learn from; None if it is a flat mini-batch."""
         if self.is_recurrent:
             return read_padded(td)
-        if "mask" not in td.keys():
+        mask = td.get("mask", None) if td.ndim == 2 else None
+        # An action mask may have that name, too.
+        if mask is None or mask.dtype is not torch.bool or mask.shape != td.batch_size:
             return None
         if isinstance(self.actor_network, MLPActor) and isinstance(self.critic_network, MLPCritic):
             raise ValueError(

@@ -29,6 +29,7 @@ from torchrl.record.loggers.common import Logger
 from torchrl_rslstorage._compat import TrainerBase
 from torchrl_rslstorage.collectors import RolloutCollector
 from torchrl_rslstorage.data import MiniBatchSampler, RolloutBuffer, RolloutSampler, TrajectorySampler
+from torchrl_rslstorage.data.leaves import show
 from torchrl_rslstorage.modules import RNNActor, RNNCritic
 from torchrl_rslstorage.objectives import RolloutGAE, RSLPPOLoss
 from torchrl_rslstorage.trainers.checkpoints import checkpoint_of, latest_checkpoint, load_checkpoint
@@ -103,6 +104,7 @@ class RSLPPOTrainer(TrainerBase):
                 raise ValueError(f"`{name}` must be at least 1, got {number}.")
         if isinstance(collector, RolloutCollector):
             _require_the_same_policy(collector.policy, actor)
+            _require_states_of(critic, collector.policy)
         loggers = [] if logger is None else [logger] if isinstance(logger, Logger) else list(logger)
         self.loggers = loggers
         self.config = config
@@ -143,7 +145,7 @@ class RSLPPOTrainer(TrainerBase):
         )
         for network in (actor, critic):
             # Ours say which of their entries are states; without that they are columns like any other.
-            if isinstance(network, RNNActor | RNNCritic) and not buffer.write_count:
+            if isinstance(network, RNNActor | RNNCritic) and buffer.storage.columns is None:
                 buffer.storage.keep_only_starts(network.state_keys)
         buffer.set_sampler(_sampler(config, buffer, loss))
         buffer.set_rng(buffer.generator)
@@ -351,6 +353,17 @@ def _sampler(config: PPOConfig, buffer: RolloutBuffer, loss: RSLPPOLoss) -> Roll
         reshuffle=config.reshuffle,
         keys=loss.in_keys,
     )
+
+
+def _require_states_of(critic: Any, policy: Any) -> None:
+    """Refuses a recurrent critic that does not run while rows are collected: it would have no states."""
+    written = getattr(policy, "out_keys", ())
+    missing = [key for key in getattr(critic, "state_keys", ()) if key not in written]
+    if missing:
+        raise ValueError(
+            f"The collector's policy does not write {show(missing[0])}, the state of the recurrent critic: "
+            "collect with ActorCritic(actor, critic)."
+        )
 
 
 def _require_the_same_policy(policy: Any, actor: nn.Module) -> None:

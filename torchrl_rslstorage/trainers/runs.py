@@ -19,7 +19,7 @@ from torchrl.record.loggers.common import Logger
 
 from torchrl_rslstorage._extras import require_extra
 from torchrl_rslstorage.collectors import RolloutCollector
-from torchrl_rslstorage.collectors.rollout_collector import carry_on, keys_carried_by, left_by_policy
+from torchrl_rslstorage.collectors.rollout_collector import carry_on, states_carried_by_us, take_states
 from torchrl_rslstorage.data import RolloutBuffer
 from torchrl_rslstorage.envs import make_env
 from torchrl_rslstorage.modules import (
@@ -144,12 +144,12 @@ def _play(env: EnvBase, actor: GaussianActor, each: int, stochastic: bool) -> to
     ended: list[torch.Tensor] = []
     left = torch.full((num_envs,), each)
     kind = ExplorationType.RANDOM if stochastic else ExplorationType.DETERMINISTIC
-    carrier, known = env.reset(), keys_carried_by(env)
+    carrier, states = env.reset(), states_carried_by_us(env, actor)
     carrier.set("is_init", torch.ones_like(carrier.get("done")))
     with set_exploration_type(kind):
         while bool((left > 0).any()):
             carrier = actor(carrier)
-            made = left_by_policy(carrier, known)
+            made = take_states(carrier, states)
             stepped, carrier = env.step_and_maybe_reset(carrier)
             carrier = carry_on(made, stepped["next", "done"], carrier)
             sums[0] += stepped["next", "reward"].view(-1).cpu()
