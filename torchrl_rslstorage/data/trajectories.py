@@ -45,8 +45,6 @@ class Trajectories:
     """Cell ``t·N + n`` of the window for every place ``[L, B]``, int64; on padding ``T·N``, which is none."""
     mask: Tensor
     """Which places hold a cell, ``[L, B]`` bool."""
-    padding: Tensor
-    """The other places, ``l·B + b``, int64."""
     inverse: Tensor
     """Place ``l·B + b`` of every cell ``[T, M]``, int64."""
     start: Tensor
@@ -61,6 +59,11 @@ class Trajectories:
     """Whether an environment's episode goes on from the row before, ``[T, M]`` bool."""
     num_envs: int
     """N, the environments of the whole window."""
+
+    @property
+    def padding(self) -> Tensor:
+        """The places that hold no cell, ``l·B + b``, int64."""
+        return self.mask.logical_not().view(-1).nonzero().view(-1)
 
 
 def plan_trajectories(done: Tensor, envs: Tensor | slice | None = None) -> Trajectories:
@@ -121,7 +124,6 @@ def plan_trajectories(done: Tensor, envs: Tensor | slice | None = None) -> Traje
     return Trajectories(
         index=index,
         mask=mask,
-        padding=mask.logical_not().view(-1).nonzero().view(-1),
         inverse=inverse,
         start=window_start,
         lengths=lengths,

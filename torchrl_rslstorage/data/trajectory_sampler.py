@@ -147,7 +147,7 @@ class TrajectorySampler(RolloutSampler):
             }
             entries.update(starts.of(plan))
             entries["mask"] = plan.mask
-            entries["is_init"] = self._is_init(number, columns, plan)
+            entries["is_init"] = _is_init(columns.get("is_init"), plan)
             attach_plan(plan.mask, plan)
             batch = TensorDict(nest(entries), plan.mask.shape, device=plan.mask.device)
             batches.append(batch.lock_())
@@ -163,14 +163,6 @@ class TrajectorySampler(RolloutSampler):
                 room = column.new_empty((places, *features))
             self._rooms[number, name] = room
         return pad(column, plan, out=room[:places])
-
-    def _is_init(self, number: int, columns: dict[Key, Tensor], plan: Trajectories) -> Tensor:
-        if "is_init" in columns:
-            return self._padded(number, "is_init", columns["is_init"], plan)
-        # Nobody wrote the flags: a trajectory that starts inside the window starts an episode.
-        flags = torch.zeros_like(plan.mask)
-        flags[0] = plan.start >= plan.num_envs
-        return flags.unsqueeze(-1)
 
     def _forget(self) -> None:
         self._batches = None
@@ -189,6 +181,21 @@ def _ends(done: Tensor, is_init: Tensor | None) -> Tensor:
     ends = done.clone()
     ends[:-1] |= is_init[1:]
     return ends
+
+
+def _is_init(column: Tensor | None, plan: Trajectories) -> Tensor:
+    """``[L, B, 1]``: no trajectory starts an episode but in its first row, which is where it was cut."""
+    flags = torch.zeros_like(plan.mask)
+    if (
+        column is not None
+        and column.dtype is torch.bool
+        and column.numel() == plan.inverse.shape[0] * plan.num_envs
+    ):
+        flags[0] = column.view(-1).index_select(0, plan.start)
+    else:
+        # Nobody wrote the flags: a trajectory that starts inside the window starts an episode.
+        flags[0] = plan.start >= plan.num_envs
+    return flags.unsqueeze(-1)
 
 
 class _Starts:
