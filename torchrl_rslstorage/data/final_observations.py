@@ -97,6 +97,7 @@ class CellTable:
         self._chunks: list[Chunk] = []
         self._pending: list[_Candidates] = []
         self._whole: _WholeRow | None = None
+        self._num_behind = 0
 
     def record(self, t: int, flags: Tensor | None, values: Mapping[Key, Tensor]) -> None:
         """Keeps of row ``t`` the environments that are flagged, or all of them.
@@ -121,8 +122,28 @@ class CellTable:
         if torch.equal(flags, self._no_flags):  # a third of the time of bool(flags.any())
             return None
         envs = flags.view(-1).nonzero().view(-1)
+        if self._whole is not None and self._device == envs.device and self._is_filled_behind():
+            places = self._places_behind(self._whole, len(envs))
+            for key, value in values.items():
+                torch.index_select(value.detach(), 0, envs, out=places[key])
+            return torch.full_like(envs, t), envs, places
         kept = {key: value.detach().index_select(0, envs) for key, value in values.items()}
         return self._placed(torch.full_like(envs, t), envs, kept)
+
+    def _is_filled_behind(self) -> bool:
+        """Whether the window began with the whole row and everything else stands behind it, in order."""
+        return bool(self._chunks) and self._num_behind == len(self._chunks)
+
+    def _places_behind(self, whole: _WholeRow, count: int) -> dict[Key, Tensor]:
+        """Memory for ``count`` more cells; nothing is taken before it is committed."""
+        first = self._room_beside + sum(len(t) for t, _, _ in self._chunks)
+        for key, room in whole.rooms.items():
+            if first + count > len(room):
+                with torch.inference_mode(False):
+                    larger = room.new_empty((2 * (first + count), *room.shape[1:]))
+                larger[:first] = room[:first]
+                whole.rooms[key] = self._rooms[key] = larger
+        return {key: room[first : first + count] for key, room in whole.rooms.items()}
 
     def commit(self, copied: Chunk | _Candidates | None) -> None:
         """Keeps what `copied` gave."""
@@ -132,6 +153,12 @@ class CellTable:
                 self._flush()
         elif copied is not None:
             self._flush()
+            whole = self._whole
+            stands_there = whole is not None and all(
+                value.untyped_storage().data_ptr() == whole.rooms[key].untyped_storage().data_ptr()
+                for key, value in copied[2].items()
+            )
+            self._num_behind += stands_there and self._num_behind == len(self._chunks)
             self._chunks.append(copied)
 
     def read(self) -> FinalObservations:
@@ -157,7 +184,12 @@ class CellTable:
         environments costs more than the advantages themselves.
         """
         whole = self._whole
-        if whole is None or total > len(whole.t) + self._room_beside:
+        if whole is None:
+            return None
+        if self._is_filled_behind():
+            first = self._room_beside
+            return {key: room[first : first + total] for key, room in whole.rooms.items()}
+        if total > len(whole.t) + self._room_beside:
             return None
         number = next((i for i, chunk in enumerate(self._chunks) if chunk[0] is whole.t), None)
         if number is None or (0 < number < len(self._chunks) - 1):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -11,6 +11,7 @@ from tensordict.utils import NestedKey
 from torch import Tensor
 from torchrl.data import Storage
 
+from torchrl_rslstorage.data.final_observations import FinalObservations
 from torchrl_rslstorage.data.leaves import Key, nest, select
 from torchrl_rslstorage.data.samplers import RolloutSampler, at_least_one, balanced, checked_keys
 from torchrl_rslstorage.data.storages import RolloutTensorStorage
@@ -136,7 +137,8 @@ class TrajectorySampler(RolloutSampler):
                 "it (torchrl.envs.RenameTransform), or leave it out of `keys`."
             )
         done = _ends(storage.window().get(("next", "done")), columns.get("is_init"))
-        starts = _Starts(storage, [name for name in names if name in states])
+        wanted = [name for name in names if name in states]
+        starts = storage.start_states() if wanted else None
         batches: list[TensorDict] = []
         for number, (start, stop) in enumerate(balanced(storage.num_envs, self.num_mini_batches)):
             plan = plan_trajectories(done, self._draw[start:stop])
@@ -145,7 +147,8 @@ class TrajectorySampler(RolloutSampler):
                 for name in names
                 if name in columns and name != "is_init"
             }
-            entries.update(starts.of(plan))
+            if starts is not None:
+                entries.update(self._first_states(number, starts, storage.num_envs, wanted, plan))
             entries["mask"] = plan.mask
             entries["is_init"] = _is_init(columns.get("is_init"), plan)
             attach_plan(plan.mask, plan)
@@ -153,16 +156,31 @@ class TrajectorySampler(RolloutSampler):
             batches.append(batch.lock_())
         return batches
 
-    def _padded(self, number: int, name: Key, column: Tensor, plan: Trajectories) -> Tensor:
-        """``column`` in memory that later windows use again, which grows with the longest so far."""
-        places = plan.mask.numel()
+    def _room(self, number: int, name: Key, places: int, features: torch.Size, like: Tensor) -> Tensor:
+        """``[places, *features]`` in memory that later windows use again, and that grows with the longest."""
         room = self._rooms.get((number, name))
-        features = column.shape[2:]
-        if room is None or len(room) < places or room.shape[1:] != features or room.dtype != column.dtype:
+        if room is None or len(room) < places or room.shape[1:] != features or room.dtype != like.dtype:
             with torch.inference_mode(False):
-                room = column.new_empty((places, *features))
+                room = like.new_empty((places, *features))
             self._rooms[number, name] = room
-        return pad(column, plan, out=room[:places])
+        return room[:places]
+
+    def _padded(self, number: int, name: Key, column: Tensor, plan: Trajectories) -> Tensor:
+        return pad(column, plan, out=self._room(number, name, plan.mask.numel(), column.shape[2:], column))
+
+    def _first_states(
+        self, number: int, starts: FinalObservations, num_envs: int, names: Sequence[Key], plan: Trajectories
+    ) -> dict[Key, Tensor]:
+        """The states ``[L, B, layers, H]`` of the planned trajectories, seen from every row of them."""
+        # In order, since rows are written in order.
+        places = torch.searchsorted(starts.t * num_envs + starts.n, plan.start)
+        found: dict[Key, Tensor] = {}
+        for name in names:
+            states = cast("Tensor", starts.observation.get(name))
+            room = self._room(number, name, len(places), states.shape[1:], states)
+            first = torch.index_select(states, 0, places, out=room)
+            found[name] = first.unsqueeze(0).expand(len(plan.mask), *first.shape)
+        return found
 
     def _forget(self) -> None:
         self._batches = None
@@ -196,24 +214,3 @@ def _is_init(column: Tensor | None, plan: Trajectories) -> Tensor:
         # Nobody wrote the flags: a trajectory that starts inside the window starts an episode.
         flags[0] = plan.start >= plan.num_envs
     return flags.unsqueeze(-1)
-
-
-class _Starts:
-    """The states before the first step of every trajectory of a window."""
-
-    def __init__(self, storage: RolloutTensorStorage, names: Sequence[Key]) -> None:
-        self._names = names
-        if names:
-            t, n, self._states = storage.start_states()
-            # In order, since rows are written in order.
-            self._cells = t * storage.num_envs + n
-
-    def of(self, plan: Trajectories) -> dict[Key, Tensor]:
-        """The states ``[L, B, layers, H]`` of the planned trajectories, seen from every row of them."""
-        if not self._names:
-            return {}
-        places = torch.searchsorted(self._cells, plan.start)
-        found = {name: self._states.get(name).index_select(0, places) for name in self._names}
-        return {
-            name: value.unsqueeze(0).expand(len(plan.mask), *value.shape) for name, value in found.items()
-        }
