@@ -37,6 +37,7 @@ from torchrl_rslstorage import (
     RolloutBuffer,
     RolloutCollector,
 )
+from torchrl_rslstorage.data.leaves import leaves
 
 
 def collector_of(env, num_steps=6, *, policy=None, **kwargs) -> RolloutCollector:
@@ -496,3 +497,60 @@ def test_a_subclass_that_overrides_the_step_is_stepped_its_own_way(how):
     buffer = RolloutBuffer(2, 3)
     RolloutCollector(env, ActorCritic(actor, critic), replay_buffer=buffer).rollout()
     assert (buffer.window["next", "reward"] == 7).all()
+
+
+# -- without a TensorDict in a step ------------------------------------------------------------------
+
+
+class AlsoActorCritic(ActorCritic):
+    """The same, but a class of its own: it is asked with TensorDicts."""
+
+
+@pytest.mark.parametrize("hide_velocity", [False, True])
+def test_our_own_networks_collect_the_same_with_and_without_tensordicts(hide_velocity):
+    collectors = []
+    for policy_class in (ActorCritic, AlsoActorCritic):
+        torch.manual_seed(0)
+        env = PendulumEnv(5, seed=0, max_episode_steps=7, hide_velocity=hide_velocity)
+        networks = [
+            network.for_env(env, hidden_dims=(8,), normalize_observations=True)
+            for network in (MLPActor, MLPCritic)
+        ]
+        buffer = RolloutBuffer(4, 5)
+        collectors.append(RolloutCollector(env, policy_class(*networks), replay_buffer=buffer))
+    for _ in range(4):
+        windows = []
+        for collector in collectors:
+            torch.manual_seed(1)
+            collector.rollout()
+            buffer = collector.replay_buffer
+            windows.append((buffer.window.clone(), buffer.final_observations.observation.clone()))
+            collector.policy.actor.update_normalizer(buffer.window)
+            buffer.empty()
+        (ours, our_finals), (theirs, their_finals) = windows
+        assert set(ours.keys(True, True)) == set(theirs.keys(True, True))
+        assert (ours == theirs).all()
+        assert (our_finals == their_finals).all()
+        for key, value in leaves(collectors[1]._carrier).items():
+            assert torch.equal(collectors[0]._carrier[key], value)
+        assert repr(collectors[0].statistics.summary()) == repr(collectors[1].statistics.summary())
+
+
+def test_a_step_that_fails_leaves_the_carrier_at_the_row_that_is_open(monkeypatch):
+    env = PendulumEnv(5, seed=0)
+    policy = ActorCritic(MLPActor.for_env(env, hidden_dims=(8,)), MLPCritic.for_env(env, hidden_dims=(8,)))
+    buffer = RolloutBuffer(4, 5)
+    collector = RolloutCollector(env, policy, replay_buffer=buffer)
+    calls = []
+
+    def advance(action, step=env.advance):
+        calls.append(action)
+        if len(calls) == 3:
+            raise RuntimeError("the simulator is gone")
+        return step(action)
+
+    monkeypatch.setattr(env, "advance", advance)
+    with pytest.raises(RuntimeError, match="the simulator is gone"):
+        collector.rollout()
+    assert buffer.num_rows == 2
+    assert torch.equal(collector._carrier["action"], calls[-1])

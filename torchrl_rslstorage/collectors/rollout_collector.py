@@ -25,7 +25,9 @@ from torchrl_rslstorage._compat import resets_after_step
 from torchrl_rslstorage.collectors.statistics import EpisodeStatistics
 from torchrl_rslstorage.data import RolloutBuffer
 from torchrl_rslstorage.data.leaves import Key, canonical, leaves, nest
+from torchrl_rslstorage.data.rows import Row, root_leaves
 from torchrl_rslstorage.envs import BatchedEnv
+from torchrl_rslstorage.modules import ActorCritic, MLPActor, MLPCritic
 
 
 class RolloutCollector(BaseCollector):
@@ -123,6 +125,9 @@ class RolloutCollector(BaseCollector):
         ours = self.env if isinstance(self.env, BatchedEnv) and self.env.is_lean else None
         apart = resets_after_step(self.env)
         with set_exploration_type(self.exploration_type):
+            if ours is not None and _reads_rows(policy):
+                self._roll_rows(ours, cast("ActorCritic", policy))
+                return
             carrier = self._start()
             for _ in range(buffer.num_steps - buffer.num_rows):
                 carrier = policy(carrier)
@@ -137,6 +142,26 @@ class RolloutCollector(BaseCollector):
                     carrier = self._step(carrier)
                 self._carrier = carrier
                 self.num_frames += buffer.num_envs
+
+    def _roll_rows(self, env: BatchedEnv, policy: ActorCritic) -> None:
+        """`rollout` of our own environments by our own MLPs, with no TensorDict in a step."""
+        buffer, writer = self.replay_buffer, self.replay_buffer.writer
+        carrier = self._start()
+        row = Row(root_leaves(carrier), buffer.num_envs)
+        try:
+            for _ in range(buffer.num_steps - buffer.num_rows):
+                policy(cast("TensorDictBase", row))
+                writer.write_root_leaves(row)
+                after, observations = env.step_leaves(row.get("action"))
+                writer.write_next_leaves(cast("dict[Key, Tensor]", after))
+                self.statistics.update(after["reward"], after["done"])
+                for key, value in observations.items():
+                    row.set(key, value)
+                row["is_init"] = after["done"]
+                self.num_frames += buffer.num_envs
+        finally:
+            for key, value in row.items():
+                carrier.set(key, value)
 
     def _step(self, carrier: TensorDictBase) -> TensorDictBase:
         made = take_states(carrier, self._states)
@@ -268,6 +293,11 @@ class RolloutCollector(BaseCollector):
                 UserWarning,
                 stacklevel=2,
             )
+
+
+def _reads_rows(policy: Any) -> bool:
+    """Whether the policy is made of this package's MLPs and nothing else: a subclass may ask for more."""
+    return type(policy) is ActorCritic and type(policy.actor) is MLPActor and type(policy.critic) is MLPCritic
 
 
 def base_env(env: EnvBase) -> EnvBase:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from tensordict import TensorDictBase
+from tensordict.utils import NestedKey
 from torch import Tensor
 
-from torchrl_rslstorage.data.leaves import Key, dtype_name, leaves
+from torchrl_rslstorage.data.leaves import Key, canonical, dtype_name, leaves
 
 SIGNALS = ("reward", "done", "terminated", "truncated")
 """The entries of ``next`` that have a column of their own."""
@@ -80,3 +82,25 @@ def split_next(
         else:
             columns[key] = value
     return columns, finals
+
+
+class Row(dict[Key, Tensor]):
+    """One row ``[N]`` by name, with as much of a TensorDict as this package's MLP actor and critic ask for.
+
+    A TensorDict checks and wraps what is set in it, at 12 us an entry: a quarter of a small collector's time.
+    """
+
+    ndim = 1
+
+    def __init__(self, entries: Mapping[Key, Tensor], num_envs: int) -> None:
+        super().__init__(entries)
+        self.batch_size = torch.Size([num_envs])
+
+    def get(self, key: NestedKey, default: Any = None) -> Any:
+        """The entry, by any spelling of its name."""
+        return super().get(key if isinstance(key, str) else canonical(key), default)
+
+    def set(self, key: NestedKey, value: Tensor) -> Row:
+        """Sets an entry, by any spelling of its name."""
+        self[key if isinstance(key, str) else canonical(key)] = value
+        return self

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -91,14 +92,17 @@ class RolloutWriter(WriterBase):
             RuntimeError: the row's root half is written already.
             KeyError, ValueError: the keys, shapes or dtypes are not those of the first row.
         """
-        storage = self.storage
+        self._check_batch(td)
+        self.write_root_leaves(root_leaves(td))
+
+    def write_root_leaves(self, row: Mapping[Key, Tensor]) -> None:
+        """`write_root` of tensors by name, each ``[N, *]``: what is stored, and nothing else."""
         self._check_room(1)
         if self._half_open:
             raise RuntimeError(
                 f"Row {self._cursor} has its root half already: call write_next after env.step."
             )
-        self._check_batch(td)
-        storage.write_root(self._cursor, root_leaves(td))
+        self.storage.write_root(self._cursor, row)
         self._half_open = True
 
     def write_next(self, td: TensorDictBase) -> int:
