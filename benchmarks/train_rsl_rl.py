@@ -84,7 +84,7 @@ class GymnasiumVecEnv(VecEnv):
             self._length[done] = 0
 
 
-def config(num_steps: int) -> dict[str, Any]:
+def config(num_steps: int, init_std: float = 1.0) -> dict[str, Any]:
     """The hyper-parameters of the comparison, by RSL-RL's names."""
     network = {
         "class_name": "MLPModel",
@@ -92,7 +92,7 @@ def config(num_steps: int) -> dict[str, Any]:
         "activation": "elu",
         "obs_normalization": True,
     }
-    gaussian = {"class_name": "GaussianDistribution", "init_std": 1.0, "std_type": "scalar"}
+    gaussian = {"class_name": "GaussianDistribution", "init_std": init_std, "std_type": "scalar"}
     return {
         "num_steps_per_env": num_steps,
         "save_interval": 10**9,
@@ -117,12 +117,14 @@ def config(num_steps: int) -> dict[str, Any]:
     }
 
 
-def train(task: str, steps: int, seed: int, num_envs: int, num_steps: int) -> dict[str, Any]:
+def train(
+    task: str, steps: int, seed: int, num_envs: int, num_steps: int, init_std: float = 1.0
+) -> dict[str, Any]:
     """Trains once and returns what the comparison reports."""
     torch.manual_seed(seed)
     np.random.seed(seed)
     env = GymnasiumVecEnv(task, num_envs, seed=seed)
-    runner = OnPolicyRunner(env, config(num_steps), log_dir=None, device="cpu")
+    runner = OnPolicyRunner(env, config(num_steps, init_std), log_dir=None, device="cpu")
     iterations = math.ceil(steps / (num_envs * num_steps))
     start = time.perf_counter()
     runner.learn(iterations)
@@ -136,6 +138,7 @@ def train(task: str, steps: int, seed: int, num_envs: int, num_steps: int) -> di
         "seed": seed,
         "num_envs": num_envs,
         "num_steps": num_steps,
+        "init_std": init_std,
         "threads": torch.get_num_threads(),
         "frames": frames,
         "episodes": env.num_episodes,
@@ -154,11 +157,13 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--num-envs", type=int, default=64)
     parser.add_argument("--num-steps", type=int, default=32, help="steps of one rollout")
+    parser.add_argument("--init-std", type=float, default=1.0, help="of the policy; 1 is RSL-RL's default")
     parser.add_argument("--threads", type=int, default=1, help="of torch")
     parser.add_argument("--json", type=Path, help="also write the result to this file")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    result = json.dumps(train(args.task, args.steps, args.seed, args.num_envs, args.num_steps), indent=2)
+    trained = train(args.task, args.steps, args.seed, args.num_envs, args.num_steps, args.init_std)
+    result = json.dumps(trained, indent=2)
     print(result)
     if args.json is not None:
         args.json.write_text(result + "\n")

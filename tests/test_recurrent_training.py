@@ -273,8 +273,9 @@ PROBLEMS = {
 @pytest.mark.parametrize("problem", PROBLEMS.values(), ids=PROBLEMS.keys())
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("per_mini_batch", [False, True])
-def test_a_whole_update_ends_in_rsl_rls_parameters(problem, seed, per_mini_batch) -> None:
-    with default_dtype(torch.float64):
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-9), (torch.float32, 1e-5)])
+def test_a_whole_update_ends_in_rsl_rls_parameters(problem, seed, per_mini_batch, dtype, tolerance) -> None:
+    with default_dtype(dtype):
         torch.manual_seed(seed)
         ppo = rsl_rl_ppo(
             problem, gamma=31 / 32, lam=15 / 16, normalize_advantage_per_mini_batch=per_mini_batch
@@ -300,8 +301,8 @@ def test_a_whole_update_ends_in_rsl_rls_parameters(problem, seed, per_mini_batch
             network.update_normalizer(window)
     for ours, theirs in ((actor, ppo.actor), (critic, ppo.critic)):
         for a, b in zip(tensors_of(ours), tensors_of(theirs), strict=True):
-            assert (a - b.view_as(a)).abs().max() < 1e-9
-    assert float(stepper.learning_rate) == pytest.approx(float(ppo.learning_rate), rel=1e-12)
+            assert (a - b.view_as(a)).abs().max() < tolerance
+    assert float(stepper.learning_rate) == pytest.approx(float(ppo.learning_rate), rel=1e-9)
     assert max(float((a - b).abs().max()) for a, b in zip(before, tensors_of(actor), strict=True)) > 1e-3
 
 
