@@ -23,7 +23,7 @@ from oracles import (
 )
 
 from torchrl_rslstorage import MiniBatchSampler, RolloutBuffer, RolloutTensorStorage, RolloutWriter
-from torchrl_rslstorage.data import columns, samplers, storages, writers
+from torchrl_rslstorage.data import columns, samplers, writers
 from torchrl_rslstorage.data.final_observations import CellTable
 from torchrl_rslstorage.data.row_plan import RowPlan
 
@@ -270,7 +270,7 @@ def columns_set_by_users_survive_empty(patch):
 
 
 def columns_are_known_by_name_only(patch):
-    patch.setattr(storages, "same_tensors", lambda a, b: a.keys() == b.keys())
+    patch.setattr(columns, "same_tensors", lambda a, b: a.keys() == b.keys())
 
 
 def window_is_readable_before_it_is_full(patch):

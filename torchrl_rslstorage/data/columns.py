@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchrl_rslstorage._compat import foreach_copy_
-from torchrl_rslstorage.data.leaves import Key, dtype_name, show, show_all
+from torchrl_rslstorage.data.leaves import Key, dtype_name, same_tensors, select, show, show_all
 
 
 class HalfColumns:
@@ -75,6 +75,38 @@ class Gather:
         for flat, room in zip(self._flats, part.values(), strict=True):
             torch.index_select(flat, 0, cells, out=room)
         return part
+
+
+class Workspace:
+    """The memory of the shuffled copy, and for each choice of keys what is gathered into it."""
+
+    def __init__(self) -> None:
+        self._rooms: dict[Key, Tensor] = {}
+        self._plans: dict[tuple[Key, ...] | None, tuple[dict[Key, Tensor], Gather]] = {}
+
+    def forget(self) -> None:
+        """Lets go of the columns, which were replaced; the memory stays."""
+        self._plans.clear()
+
+    def gather(self, columns: dict[Key, Tensor], keys: tuple[Key, ...] | None) -> Gather:
+        """Which flat columns go into which part of the memory; made anew when a column is another."""
+        planned, gather = self._plans.get(keys, ({}, None))
+        if gather is not None and same_tensors(planned, columns):
+            return gather
+        names = [name for name in columns if name != "is_init"] if keys is None else select(columns, keys)
+        rooms: list[Tensor] = []
+        for name in names:
+            flat = columns[name].flatten(0, 1)
+            room = self._rooms.get(name)
+            if room is None or room.shape != flat.shape or room.dtype != flat.dtype:
+                with torch.inference_mode(False):
+                    room = self._rooms[name] = torch.empty_like(flat)
+            rooms.append(room)
+        gather = Gather(names, [columns[name].flatten(0, 1) for name in names], rooms)
+        # What is not contiguous was copied just now, and would be out of date the next time.
+        if all(columns[name].is_contiguous() for name in names):
+            self._plans[keys] = (columns, gather)
+        return gather
 
 
 def refuse_keys(half: str, t: int, came: Iterable[Key], expected: Iterable[Key]) -> NoReturn:

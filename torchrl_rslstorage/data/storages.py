@@ -22,7 +22,7 @@ from tensordict.utils import NestedKey
 from torch import Tensor
 
 from torchrl_rslstorage._compat import Columns, foreach_copy_
-from torchrl_rslstorage.data.columns import Gather, HalfColumns, refuse_keys
+from torchrl_rslstorage.data.columns import HalfColumns, Workspace, refuse_keys
 from torchrl_rslstorage.data.final_observations import CellTable, FinalObservations
 from torchrl_rslstorage.data.leaves import (
     Key,
@@ -30,8 +30,6 @@ from torchrl_rslstorage.data.leaves import (
     leaves,
     nbytes,
     nest,
-    same_tensors,
-    select,
     show,
     show_all,
 )
@@ -91,8 +89,7 @@ class RolloutTensorStorage(Columns):
         self._row_views: list[list[Tensor] | None] = []
         self._derived: dict[Key, Tensor] = {}
         self._written: frozenset[Key] = frozenset()
-        self._plans: dict[tuple[Key, ...] | None, tuple[dict[Key, Tensor], Gather]] = {}
-        self._workspace: dict[Key, Tensor] = {}
+        self._workspace = Workspace()
         self._final = CellTable(num_envs, torch.device(self.device))
         self._starts = StartStates(num_envs, torch.device(self.device), state_keys)
 
@@ -211,7 +208,7 @@ class RolloutTensorStorage(Columns):
         columns = TensorDict(nest(flat), [self.num_steps, self.num_envs], device=self.device, names=names)
         self._set_columns(columns)
         self._written = frozenset(flat)
-        self._plans.clear()
+        self._workspace.forget()
         self._row_plan = None
         self._row_views = [None] * self.num_steps
 
@@ -385,29 +382,8 @@ class RolloutTensorStorage(Columns):
             RuntimeError: the window is not full.
             KeyError: a key is not there.
         """
-        gather = self._plan(None if keys is None else tuple(canonical(key) for key in keys))
-        return gather.run(cells)
-
-    def _plan(self, keys: tuple[Key, ...] | None) -> Gather:
-        """Which flat columns go into which part of the workspace; made anew when a column is another."""
-        columns = self.root_columns()
-        planned, gather = self._plans.get(keys, ({}, None))
-        if gather is not None and same_tensors(planned, columns):
-            return gather
-        names = [name for name in columns if name != "is_init"] if keys is None else select(columns, keys)
-        rooms: list[Tensor] = []
-        for name in names:
-            flat = columns[name].flatten(0, 1)
-            room = self._workspace.get(name)
-            if room is None or room.shape != flat.shape or room.dtype != flat.dtype:
-                with torch.inference_mode(False):
-                    room = self._workspace[name] = torch.empty_like(flat)
-            rooms.append(room)
-        gather = Gather(names, [columns[name].flatten(0, 1) for name in names], rooms)
-        # What is not contiguous was copied just now, and would be out of date the next time.
-        if all(columns[name].is_contiguous() for name in names):
-            self._plans[keys] = (columns, gather)
-        return gather
+        wanted = None if keys is None else tuple(canonical(key) for key in keys)
+        return self._workspace.gather(self.root_columns(), wanted).run(cells)
 
     # -- emptying and saving ---------------------------------------------------------------------
 

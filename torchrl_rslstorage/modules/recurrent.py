@@ -30,68 +30,77 @@ from torchrl_rslstorage.modules.observations import ObservationModule, action_wi
 from torchrl_rslstorage.modules.recurrent_core import RecurrentCore, RNNType, mark_written
 
 
-def rows_of_observations(network: ObservationModule, td: TensorDictBase, layout: Layout) -> Tensor:
-    """The features ``[T, M, F]`` of the rows that a padded mini-batch was made of.
-
-    Args:
-        network: whose observation groups are read.
-        td: ``[L, B]``.
-        layout: of its mask.
-
-    Raises:
-        KeyError: a group is missing.
-    """
-    found: dict[Key, Tensor] = {}
-    for key in network.observation_keys:
-        value = td.get(key, None)
-        if value is None:
-            raise KeyError(
-                f"{type(network).__name__} reads {show(key)}, which is not there. The mini-batch holds "
-                f"{show_all(leaves(td))}."
-            )
-        found[canonical(key)] = layout.rows(value)
-    batch_size = next(iter(found.values())).shape[:2]
-    return network.features(TensorDict(nest(found), batch_size))
-
-
 def _name(network: object) -> str:
     return type(network).__name__
 
 
-def _latent(network: RNNActor | RNNCritic, td: TensorDictBase) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-    """One step of ``td [N]``: outputs ``[N, H]``, the states before it and those after it."""
-    who = _name(network)
-    if td.ndim != 1:
-        raise ValueError(
-            f"{who} steps through a batch [N], or evaluates a padded mini-batch [L, B] with its `mask`; got "
-            f"batch size {tuple(td.batch_size)} without one."
-        )
-    x = network.features(td)
-    before = network.core.states_before_step(td, who)
-    out, after = network.core.step(x, before)
-    return out, before, after
+class RecurrentModule(ObservationModule):
+    """What `RNNActor` and `RNNCritic` share: the step, the padded mini-batch, the states."""
+
+    core: RecurrentCore
+
+    @property
+    def state_keys(self) -> list[NestedKey]:
+        """Where the states stand, before the step."""
+        return self.core.state_keys
+
+    def make_tensordict_primer(self) -> TensorDictPrimer:
+        """The transform that makes environments carry the states, for collectors other than ours."""
+        return self.core.primer()
+
+    def latent(self, tensordict: TensorDictBase) -> Tensor:
+        """What the head reads: ``[N, H]`` of a step, ``[L, B, H]`` (zeros on padding) of a mini-batch."""
+        if tensordict.ndim == 2 and "mask" in tensordict.keys():
+            out, layout = self._valid_latent(tensordict)
+            return layout.put(out)
+        return self._stepped(tensordict)[0]
+
+    def _stepped(self, td: TensorDictBase) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+        """One step of ``td [N]``: outputs ``[N, H]``, the states before it and those after it."""
+        who = _name(self)
+        if td.ndim != 1:
+            raise ValueError(
+                f"{who} steps through a batch [N], or evaluates a padded mini-batch [L, B] with its `mask`; "
+                f"got batch size {tuple(td.batch_size)} without one."
+            )
+        x = self.features(td)
+        before = self.core.states_before_step(td, who)
+        out, after = self.core.step(x, before)
+        return out, before, after
+
+    def _step(self, td: TensorDictBase) -> Tensor:
+        """`_stepped`, with the states written: those before the step at the root, those after under next."""
+        out, before, after = self._stepped(td)
+        for key, state in zip(self.core.state_keys, before, strict=True):
+            mark_written(state)
+            td.set(key, state)
+        for key, state in zip(self.core.next_state_keys, after, strict=True):
+            td.set(key, state)
+        return out
+
+    def _valid_latent(self, td: TensorDictBase) -> tuple[Tensor, Layout]:
+        """Outputs ``[V, H]`` for the valid cells of the padded ``td [L, B]``, in the order of its layout."""
+        layout = layout_of(td.get("mask"))
+        states = self.core.entering_states(td, layout, _name(self))
+        x = self._features_of_rows(td, layout)
+        return layout.of_rows(self.core.run(x, states, layout)), layout
+
+    def _features_of_rows(self, td: TensorDictBase, layout: Layout) -> Tensor:
+        """The features ``[T, M, F]`` of the rows that the padded ``td [L, B]`` was made of."""
+        found: dict[Key, Tensor] = {}
+        for key in self.observation_keys:
+            value = td.get(key, None)
+            if value is None:
+                raise KeyError(
+                    f"{type(self).__name__} reads {show(key)}, which is not there. The mini-batch holds "
+                    f"{show_all(leaves(td))}."
+                )
+            found[canonical(key)] = layout.rows(value)
+        batch_size = next(iter(found.values())).shape[:2]
+        return self.features(TensorDict(nest(found), batch_size))
 
 
-def _valid_latent(network: RNNActor | RNNCritic, td: TensorDictBase) -> tuple[Tensor, Layout]:
-    """Outputs ``[V, H]`` for the valid cells of the padded ``td [L, B]``, in the order of its layout."""
-    layout = layout_of(td.get("mask"))
-    states = network.core.entering_states(td, layout, _name(network))
-    x = rows_of_observations(network, td, layout)
-    return layout.of_rows(network.core.run(x, states, layout)), layout
-
-
-def _write_states(
-    network: RNNActor | RNNCritic, td: TensorDictBase, before: list[Tensor], after: list[Tensor]
-) -> None:
-    core = network.core
-    for key, state in zip(core.state_keys, before, strict=True):
-        mark_written(state)
-        td.set(key, state)
-    for key, state in zip(core.next_state_keys, after, strict=True):
-        td.set(key, state)
-
-
-class RNNActor(GaussianActor):
+class RNNActor(RecurrentModule, GaussianActor):
     """A Gaussian policy with memory: LSTM or GRU, then an MLP for the mean; std as in `MLPActor`.
 
     Writes what `MLPActor` writes, and its states ``[N, layers, H]``: as they stood before the step at the
@@ -175,34 +184,16 @@ class RNNActor(GaussianActor):
         """An actor whose sizes are read off an environment; raises as `MLPActor.for_env` does."""
         return cls(in_keys, observation_width(env, in_keys), action_width(env), **kwargs)
 
-    @property
-    def state_keys(self) -> list[NestedKey]:
-        """Where the states stand, before the step."""
-        return self.core.state_keys
-
-    def make_tensordict_primer(self) -> TensorDictPrimer:
-        """The transform that makes environments carry the states, for collectors other than ours."""
-        return self.core.primer()
-
     def valid_dist(self, tensordict: TensorDictBase) -> DiagonalGaussian:
         """The action distribution ``[V]`` of the valid cells of a padded mini-batch; writes nothing."""
-        return self._dist(_valid_latent(self, tensordict)[0])
-
-    def latent(self, tensordict: TensorDictBase) -> Tensor:
-        """What the head reads: ``[N, H]`` of a step, ``[L, B, H]`` (zeros on padding) of a mini-batch."""
-        if tensordict.ndim == 2 and "mask" in tensordict.keys():
-            out, layout = _valid_latent(self, tensordict)
-            return layout.put(out)
-        return _latent(self, tensordict)[0]
+        return self._dist(self._valid_latent(tensordict)[0])
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Acts: writes mean, std, action, log-probability, and the states before and after the step."""
-        out, before, after = _latent(self, tensordict)
-        _write_states(self, tensordict, before, after)
-        return self._act(tensordict, out)
+        return self._act(tensordict, self._step(tensordict))
 
 
-class RNNCritic(ValueCritic):
+class RNNCritic(RecurrentModule, ValueCritic):
     """A state-value function with memory: LSTM or GRU, then an MLP; writes ``state_value`` ``[*, 1]``.
 
     Args:
@@ -267,28 +258,10 @@ class RNNCritic(ValueCritic):
         """A critic whose width is read off an environment; raises as `MLPActor.for_env` does."""
         return cls(in_keys, observation_width(env, in_keys), **kwargs)
 
-    @property
-    def state_keys(self) -> list[NestedKey]:
-        """Where the states stand, before the step."""
-        return self.core.state_keys
-
-    def make_tensordict_primer(self) -> TensorDictPrimer:
-        """The transform that makes environments carry the states, for collectors other than ours."""
-        return self.core.primer()
-
     def valid_values(self, tensordict: TensorDictBase) -> Tensor:
         """The values ``[V, 1]`` of the valid cells of a padded mini-batch; writes nothing."""
-        return self.mlp(_valid_latent(self, tensordict)[0])
-
-    def latent(self, tensordict: TensorDictBase) -> Tensor:
-        """What the head reads: ``[N, H]`` of a step, ``[L, B, H]`` (zeros on padding) of a mini-batch."""
-        if tensordict.ndim == 2 and "mask" in tensordict.keys():
-            out, layout = _valid_latent(self, tensordict)
-            return layout.put(out)
-        return _latent(self, tensordict)[0]
+        return self.mlp(self._valid_latent(tensordict)[0])
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Writes the value, and the states before and after the step."""
-        out, before, after = _latent(self, tensordict)
-        _write_states(self, tensordict, before, after)
-        return tensordict.set(self._value_key, self.mlp(out))
+        return tensordict.set(self._value_key, self.mlp(self._step(tensordict)))

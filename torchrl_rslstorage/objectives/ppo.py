@@ -33,6 +33,7 @@ from torchrl_rslstorage.objectives.padded import (
     valid_cells,
     values_of_padded,
 )
+from torchrl_rslstorage.objectives.reading import as_list, check_action, flat, readable
 from torchrl_rslstorage.objectives.returns import normalize_advantage
 
 _OUT_KEYS = (
@@ -156,8 +157,8 @@ class RSLPPOLoss(PPOLoss):
         names: list[NestedKey] = [
             *self.actor_network.in_keys,
             *self.critic_network.in_keys,
-            *_as_list(keys.action),
-            *_as_list(keys.sample_log_prob),
+            *as_list(keys.action),
+            *as_list(keys.sample_log_prob),
             keys.advantage,
             keys.value_target,
             *self._parameter_keys,
@@ -218,22 +219,22 @@ class RSLPPOLoss(PPOLoss):
         keys = self.tensor_keys
         shape = tensordict.batch_size
         ndim = len(shape)
-        advantage = _flat(self._get(tensordict, keys.advantage), keys.advantage, shape)
-        value_target = _flat(self._get(tensordict, keys.value_target), keys.value_target, shape)
+        advantage = flat(self._get(tensordict, keys.advantage), keys.advantage, shape)
+        value_target = flat(self._get(tensordict, keys.value_target), keys.value_target, shape)
         old_log_prob = summed(self._get(tensordict, keys.sample_log_prob), ndim)
-        old_log_prob = _flat(old_log_prob, keys.sample_log_prob, shape)
+        old_log_prob = flat(old_log_prob, keys.sample_log_prob, shape)
         if self.normalize_advantage:
             advantage = normalize_advantage(advantage)
 
         dist = self._dist(tensordict, padded)
         action = self._action(tensordict, dist)
-        new_log_prob = _flat(log_prob(dist, action, ndim), keys.sample_log_prob, shape)
+        new_log_prob = flat(log_prob(dist, action, ndim), keys.sample_log_prob, shape)
         log_ratio = new_log_prob - old_log_prob
         ratio = log_ratio.exp()
         clipped = ratio.clamp(1 - self.clip_epsilon, 1 + self.clip_epsilon)
         loss_objective = torch.max(-advantage * ratio, -advantage * clipped).mean()
 
-        value = _flat(self._value(tensordict, padded), keys.value, shape)
+        value = flat(self._value(tensordict, padded), keys.value, shape)
         loss_critic = self._value_loss(tensordict, value, value_target, shape)
         entropy = self._entropy(dist, ndim)
         with torch.no_grad():
@@ -275,7 +276,7 @@ class RSLPPOLoss(PPOLoss):
         with self._parameters_of("actor_network"):
             if padded is not None and self._recurrent[0]:
                 return dist_of_padded(actor, padded, self._parameter_keys)
-            return actor.get_dist(td if isinstance(actor, GaussianActor) else _readable(td, actor))
+            return actor.get_dist(td if isinstance(actor, GaussianActor) else readable(td, actor))
 
     def _value(self, td: TensorDictBase, padded: Padded | None) -> Tensor:
         critic = self.critic_network
@@ -285,7 +286,7 @@ class RSLPPOLoss(PPOLoss):
             elif isinstance(critic, ValueCritic):
                 value = critic.evaluate(td)
             else:
-                value = critic(_readable(td, critic)).get(self.tensor_keys.value, None)
+                value = critic(readable(td, critic)).get(self.tensor_keys.value, None)
         if value is None:
             raise KeyError(
                 f"The critic writes {show_all(critic.out_keys)} but the loss reads "
@@ -304,11 +305,11 @@ class RSLPPOLoss(PPOLoss):
         key: Any = self.tensor_keys.action
         action = self._get(td, key)
         if isinstance(dist, CompositeDistribution):
-            action = td.select(*_as_list(key))
+            action = td.select(*as_list(key))
             for name, head in dist.dists.items():
-                _check_action(head, action.get(name), name)
+                check_action(head, action.get(name), name)
         else:
-            _check_action(dist, action, key)
+            check_action(dist, action, key)
         return action
 
     # -- the terms -------------------------------------------------------------------------------
@@ -319,7 +320,7 @@ class RSLPPOLoss(PPOLoss):
         if radius is None:
             return square.mean()
         key = self.tensor_keys.value
-        old = _flat(self._get(td, key), key, shape)
+        old = flat(self._get(td, key), key, shape)
         clipped = old + (value - old).clamp(-radius, radius)
         return torch.max(square, (clipped - target).square()).mean()
 
@@ -369,7 +370,7 @@ class RSLPPOLoss(PPOLoss):
     def _get(self, td: TensorDictBase, key: Any) -> Any:
         """What stands under ``key``: a tensor; a TensorDict for a list of keys or a group."""
         value = None
-        for name in _as_list(key):
+        for name in as_list(key):
             value = td.get(name, None)
             if value is None:
                 hint = (
@@ -381,40 +382,3 @@ class RSLPPOLoss(PPOLoss):
             if value.requires_grad:
                 raise ValueError(f"{show(name)} in the mini-batch requires grad: collect under no_grad.")
         return td.select(*key) if isinstance(key, list) else value
-
-
-def _readable(td: TensorDictBase, module: Any) -> TensorDictBase:
-    """A copy, of containers only, of what ``module`` reads, since modules write into what they are given.
-
-    A composite actor even writes the parameters of its heads into a group that it claims to read.
-    """
-    return td.select(*module.in_keys, strict=False).copy()
-
-
-def _as_list(key: Any) -> list[NestedKey]:
-    return list(key) if isinstance(key, list) else [key]
-
-
-def _check_action(dist: Distribution, action: Any, key: NestedKey) -> None:
-    """Refuses an action vector of another shape than the distribution's: densities would broadcast."""
-    shape = (*dist.batch_shape, *dist.event_shape)
-    # Without an event shape, what an action looks like is the distribution's own affair (one-hot, index).
-    if dist.event_shape and tuple(action.shape) != shape:
-        raise ValueError(
-            f"{show(key)} has shape {tuple(action.shape)} but the actor's distribution has {shape}: it "
-            "would broadcast. Actions are stored as the policy gave them."
-        )
-
-
-def _flat(value: Tensor, key: Any, shape: torch.Size) -> Tensor:
-    """``value`` as ``[B]``; refuses every shape but ``[B]`` and ``[B, 1]``."""
-    if value.shape == shape:
-        return value
-    if value.shape == (*shape, 1):
-        return value.squeeze(-1)
-    name = show_all(_as_list(key))
-    raise ValueError(
-        f"{name} has shape {tuple(value.shape)} in a mini-batch of batch size {tuple(shape)}, expected "
-        f"{tuple(shape)} or {(*shape, 1)}: it would broadcast. A distribution over action vectors must "
-        "sum over them (torch.distributions.Independent, or TorchRL's IndependentNormal)."
-    )
