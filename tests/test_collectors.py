@@ -554,3 +554,27 @@ def test_a_step_that_fails_leaves_the_carrier_at_the_row_that_is_open(monkeypatc
         collector.rollout()
     assert buffer.num_rows == 2
     assert torch.equal(collector._carrier["action"], calls[-1])
+
+
+def hooked(policy, seen):
+    policy.actor.register_forward_hook(lambda module, args, out: seen.append(out["observation"].shape))
+
+
+def replaced(policy, seen):
+    forward = policy.forward
+    policy.forward = lambda td: (seen.append(td["observation"].shape), forward(td))[1]
+
+
+@pytest.mark.parametrize("add", [hooked, replaced])
+def test_what_users_add_to_our_networks_gets_tensordicts(add):
+    env = PendulumEnv(5, seed=0)
+    policy = ActorCritic(MLPActor.for_env(env, hidden_dims=(8,)), MLPCritic.for_env(env, hidden_dims=(8,)))
+    collector = RolloutCollector(env, policy, replay_buffer=RolloutBuffer(4, 5))
+    kinds, seen = [], []
+    add(policy, seen)
+    policy.critic.register_forward_pre_hook(
+        lambda module, args: kinds.append(isinstance(args[0], TensorDict))
+    )
+    collector.rollout()
+    assert len(seen) == 4
+    assert kinds == [True] * 4

@@ -296,8 +296,12 @@ class RolloutCollector(BaseCollector):
 
 
 def _reads_rows(policy: Any) -> bool:
-    """Whether the policy is made of this package's MLPs and nothing else: a subclass may ask for more."""
-    return type(policy) is ActorCritic and type(policy.actor) is MLPActor and type(policy.critic) is MLPCritic
+    """Whether the policy is made of this package's MLPs as they are: what was added may ask for more."""
+    if type(policy) is not ActorCritic or type(policy.actor) is not MLPActor:
+        return False
+    modules = (policy, policy.actor, policy.critic)
+    added = any(m._forward_hooks or m._forward_pre_hooks or "forward" in vars(m) for m in modules)
+    return type(policy.critic) is MLPCritic and not added
 
 
 def base_env(env: EnvBase) -> EnvBase:

@@ -124,14 +124,10 @@ class RolloutTensorStorage(Columns):
                 "The size of a window is not known before the first row. Pass an example row: "
                 "buffer.nbytes(example), a TensorDict [N] with its `next`."
             )
-        finals = {key: self._root.columns[key][0] for key in self._final_keys if key in self._root.columns}
-        after = [key for key in self._final_keys if key not in finals]
-        kept = nbytes(finals) + self._starts.nbytes() + self._starts.nbytes(after)
-        row = {key: column[0] for half in (self._root, self._next) for key, column in half.columns.items()}
-        twice = nbytes(
-            {key: self._next.columns[key][0] for key in self._next.columns if key in self._root.columns}
-        )
-        return self._total(nbytes(row) + twice) + self._kept(kept)
+        root, after = ({key: x[0] for key, x in half.columns.items()} for half in (self._root, self._next))
+        finals = {key: root[key] for key in self._final_keys if key in root}
+        states = self._starts.nbytes() + self._starts.nbytes([k for k in self._final_keys if k not in root])
+        return self._total(nbytes(root) + nbytes(after)) + self._kept(nbytes(finals) + states)
 
     def _halves_of(self, example: TensorDictBase) -> tuple[Mapping[Key, Tensor], ...]:
         """A row's columns at the root, its states, its columns under ``next``, its final observations."""
@@ -261,7 +257,7 @@ class RolloutTensorStorage(Columns):
         """Copies the second half of row ``t``: signals into columns, final observations sparsely."""
         assert self._root is not None
         columns, observations = split_next(after, self._root.columns)
-        for key in self.state_keys:
+        for key in self._starts.layout:
             if key in columns:
                 observations[key] = columns.pop(key)
         for key, value in observations.items():
