@@ -12,11 +12,13 @@ from torchrl_rslstorage.data import (
     TrajectorySampler,
     pad,
     plan_trajectories,
+    transition_pairs,
     unpad,
 )
-from torchrl_rslstorage.envs import GymnasiumEnv, PendulumEnv, make_env
+from torchrl_rslstorage.envs import GymnasiumEnv, PendulumEnv, PointMassEnv, circle_motion, make_env
 from torchrl_rslstorage.modules import (
     ActorCritic,
+    AMPDiscriminator,
     DiagonalGaussian,
     EmpiricalNormalizer,
     GaussianActor,
@@ -27,8 +29,18 @@ from torchrl_rslstorage.modules import (
     RNNCritic,
     ValueCritic,
 )
-from torchrl_rslstorage.objectives import RolloutGAE, RSLPPOLoss, normalize_advantage
+from torchrl_rslstorage.objectives import (
+    AMPLoss,
+    RolloutGAE,
+    RSLPPOLoss,
+    StyleReward,
+    discriminator_loss,
+    lerp_rewards,
+    normalize_advantage,
+    style_reward,
+)
 from torchrl_rslstorage.trainers import (
+    AMPConfig,
     KLAdaptiveStepper,
     PPOConfig,
     RSLPPOTrainer,
@@ -37,6 +49,9 @@ from torchrl_rslstorage.trainers import (
 )
 
 __all__ = [
+    "AMPConfig",
+    "AMPDiscriminator",
+    "AMPLoss",
     "ActorCritic",
     "DiagonalGaussian",
     "EmpiricalNormalizer",
@@ -51,6 +66,7 @@ __all__ = [
     "ObservationModule",
     "PPOConfig",
     "PendulumEnv",
+    "PointMassEnv",
     "RNNActor",
     "RNNCritic",
     "RSLPPOLoss",
@@ -63,12 +79,18 @@ __all__ = [
     "RolloutWriter",
     "RunFolder",
     "RunFolderError",
+    "StyleReward",
     "Trajectories",
     "TrajectorySampler",
     "ValueCritic",
+    "circle_motion",
+    "discriminator_loss",
+    "lerp_rewards",
     "make_env",
     "normalize_advantage",
     "pad",
     "plan_trajectories",
+    "style_reward",
+    "transition_pairs",
     "unpad",
 ]

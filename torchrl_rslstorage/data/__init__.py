@@ -6,6 +6,7 @@ from torchrl_rslstorage.data.samplers import MiniBatchSampler, RolloutSampler
 from torchrl_rslstorage.data.storages import RolloutTensorStorage
 from torchrl_rslstorage.data.trajectories import Trajectories, pad, plan_trajectories, unpad
 from torchrl_rslstorage.data.trajectory_sampler import TrajectorySampler
+from torchrl_rslstorage.data.transitions import transition_pairs
 from torchrl_rslstorage.data.writers import RolloutWriter
 
 __all__ = [
@@ -19,5 +20,6 @@ __all__ = [
     "TrajectorySampler",
     "pad",
     "plan_trajectories",
+    "transition_pairs",
     "unpad",
 ]

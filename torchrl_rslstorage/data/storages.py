@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast, get_args
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -38,6 +38,8 @@ from torchrl_rslstorage.data.rows import SIGNALS, next_leaves, root_leaves, spli
 from torchrl_rslstorage.data.start_states import StartStates
 from torchrl_rslstorage.data.trajectories import zeros_with_zero_row
 
+KeptFlag = Literal["truncated", "done"]
+"""Of which steps within the window the final observations are kept."""
 _DERIVED_BEFORE_USE = 2
 """Float32 ``[T, N, 1]`` columns that every window gets: ``advantage`` and ``value_target``."""
 
@@ -92,6 +94,7 @@ class RolloutTensorStorage(Columns):
         self._workspace = Workspace()
         self._final = CellTable(num_envs, torch.device(self.device))
         self._starts = StartStates(num_envs, torch.device(self.device), state_keys)
+        self._kept_flag: KeptFlag = "truncated"
 
     # -- allocation ------------------------------------------------------------------------------
 
@@ -222,7 +225,7 @@ class RolloutTensorStorage(Columns):
             views = self._row_views[t] = [*self._root.row(t), *self._next.row(t)]
         finals = dict(zip(self._final_keys, tensors[len(views) :], strict=True))
         foreach_copy_(views, tensors[: len(views)])
-        self._final.record(t, None if t == self.num_steps - 1 else tensors[self._truncated], finals)
+        self._final.record(t, None if t == self.num_steps - 1 else tensors[self._kept_at], finals)
 
     def _write_leaves(self, t: int, data: TensorDictBase) -> None:
         """`write_row` by the names of the leaves, which says what is wrong with a row."""
@@ -231,7 +234,7 @@ class RolloutTensorStorage(Columns):
         self.write_next(t, after)
         assert self._root is not None and self._next is not None
         stored = [*self._root.columns, *map(under_next, self._next.columns)]
-        self._truncated = stored.index(("next", "truncated"))
+        self._kept_at = stored.index(("next", self._kept_flag))
         brought = data.get("next")
         # Flags that have to be made of others are not read off the row.
         if all(name in brought.keys() for name in ("terminated", "truncated")) and not self.state_keys:
@@ -271,7 +274,7 @@ class RolloutTensorStorage(Columns):
         if observations.keys() != self._final_keys.keys():
             refuse_keys("next", t, observations, self._final_keys)
         self._next.copy_row(t, columns)
-        self._final.record(t, None if t == self.num_steps - 1 else columns["truncated"], observations)
+        self._final.record(t, None if t == self.num_steps - 1 else columns[self._kept_flag], observations)
         self._starts.close_row()
 
     def keep_only_starts(self, keys: Sequence[NestedKey]) -> None:
@@ -281,6 +284,24 @@ class RolloutTensorStorage(Columns):
             RuntimeError: rows were written already, with or without them.
         """
         self._starts.declare(keys, too_late=self._root is not None)
+
+    def keep_final_observations(self, of: KeptFlag) -> None:
+        """Keeps the final observations of truncated steps alone, as at first, or of all that are done.
+
+        Advantages need none of a terminated step, whose value is zero; `transition_pairs` does.
+
+        Raises:
+            RuntimeError: rows were written already, some of them terminated perhaps.
+            ValueError: ``of`` is neither "truncated" nor "done".
+        """
+        if of not in get_args(KeptFlag):
+            raise ValueError(f"`of` must be one of {get_args(KeptFlag)}, got {of!r}.")
+        if of != self._kept_flag and self._root is not None:
+            raise RuntimeError(
+                "Which final observations are kept cannot change any more: rows of this buffer have been "
+                "written. Call keep_final_observations before the first one."
+            )
+        self._kept_flag = of
 
     @property
     def state_keys(self) -> list[Key]:
@@ -343,7 +364,7 @@ class RolloutTensorStorage(Columns):
 
     @property
     def final_observations(self) -> FinalObservations:
-        """The observations of truncated steps and of the window's last row."""
+        """The observations of truncated steps (`keep_final_observations`) and of the window's last row."""
         return self._final.read()
 
     def window(self) -> TensorDictBase:

@@ -1,4 +1,4 @@
-"""Environments: a pendulum that ships with the package, and any Gymnasium task."""
+"""Environments: a pendulum and a point mass that ship with the package, and any Gymnasium task."""
 
 from __future__ import annotations
 
@@ -7,8 +7,18 @@ import torch
 from torchrl_rslstorage.envs.base import BatchedEnv
 from torchrl_rslstorage.envs.gym import GymnasiumEnv
 from torchrl_rslstorage.envs.pendulum import PendulumEnv, PendulumState
+from torchrl_rslstorage.envs.point_mass import PointMassEnv, PointMassState, circle_motion
 
-__all__ = ["BatchedEnv", "GymnasiumEnv", "PendulumEnv", "PendulumState", "make_env"]
+__all__ = [
+    "BatchedEnv",
+    "GymnasiumEnv",
+    "PendulumEnv",
+    "PendulumState",
+    "PointMassEnv",
+    "PointMassState",
+    "circle_motion",
+    "make_env",
+]
 
 PENDULUM_TASKS = ("pendulum", "pendulum-hidden-velocity")
 """The tasks that ship with the package."""
@@ -30,11 +40,11 @@ def make_env(
 
     Args:
         task: ``"pendulum"`` for the embedded `PendulumEnv`, ``"pendulum-hidden-velocity"`` for one that
-            takes memory to solve, or any Gymnasium id.
+            takes memory to solve, "point-mass" for the embedded `PointMassEnv`, or any Gymnasium id.
         num_envs: N.
         device: where every tensor is handed out.
         seed: of the environments; None draws one.
-        train: spread the pendulums' first episodes over all phases. False, for evaluation, starts
+        train: spread the embedded tasks' first episodes over all phases. False, for evaluation, starts
             every episode at step 0. Gymnasium tasks always do.
         clip_actions: clip actions to a Gymnasium task's bounds (the pendulum clips its own).
 
@@ -50,4 +60,6 @@ def make_env(
             device=device,
             seed=seed,
         )
+    if task == "point-mass":
+        return PointMassEnv(num_envs, init_at_random_ep_len=train, device=device, seed=seed)
     return GymnasiumEnv(task, num_envs, device=device, seed=seed, clip_actions=clip_actions)

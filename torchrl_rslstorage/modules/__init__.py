@@ -1,5 +1,6 @@
-"""Networks: MLP and recurrent actors and critics, their distribution, the observation normaliser."""
+"""Networks: MLP and recurrent actors and critics, their distribution, the normaliser, a discriminator."""
 
+from torchrl_rslstorage.modules.discriminator import AMPDiscriminator
 from torchrl_rslstorage.modules.distributions import DiagonalGaussian
 from torchrl_rslstorage.modules.heads import GaussianActor, ValueCritic
 from torchrl_rslstorage.modules.mlp import ActorCritic, MLPActor, MLPCritic
@@ -8,6 +9,7 @@ from torchrl_rslstorage.modules.observations import ObservationModule
 from torchrl_rslstorage.modules.recurrent import RNNActor, RNNCritic
 
 __all__ = [
+    "AMPDiscriminator",
     "ActorCritic",
     "DiagonalGaussian",
     "EmpiricalNormalizer",

@@ -1,7 +1,23 @@
-"""What is optimised: advantages and the PPO loss."""
+"""What is optimised: advantages, the PPO loss, adversarial motion priors."""
 
 from torchrl_rslstorage.objectives.advantages import RolloutGAE
+from torchrl_rslstorage.objectives.amp import (
+    AMPLoss,
+    StyleReward,
+    discriminator_loss,
+    lerp_rewards,
+    style_reward,
+)
 from torchrl_rslstorage.objectives.ppo import RSLPPOLoss
 from torchrl_rslstorage.objectives.returns import normalize_advantage
 
-__all__ = ["RSLPPOLoss", "RolloutGAE", "normalize_advantage"]
+__all__ = [
+    "AMPLoss",
+    "RSLPPOLoss",
+    "RolloutGAE",
+    "StyleReward",
+    "discriminator_loss",
+    "lerp_rewards",
+    "normalize_advantage",
+    "style_reward",
+]

@@ -1,8 +1,15 @@
-"""The training loop: optimisation step, trainer, run folder."""
+"""The training loop: optimisation step, trainers, run folder."""
 
-from torchrl_rslstorage.trainers.config import PPOConfig
+from torchrl_rslstorage.trainers.config import AMPConfig, PPOConfig
 from torchrl_rslstorage.trainers.ppo_trainer import RSLPPOTrainer
 from torchrl_rslstorage.trainers.run_folder import RunFolder, RunFolderError
 from torchrl_rslstorage.trainers.stepper import KLAdaptiveStepper
 
-__all__ = ["KLAdaptiveStepper", "PPOConfig", "RSLPPOTrainer", "RunFolder", "RunFolderError"]
+__all__ = [
+    "AMPConfig",
+    "KLAdaptiveStepper",
+    "PPOConfig",
+    "RSLPPOTrainer",
+    "RunFolder",
+    "RunFolderError",
+]

@@ -1,9 +1,11 @@
-"""The hyper-parameters of PPO, with RSL-RL's names and defaults."""
+"""The hyper-parameters of PPO, with RSL-RL's names and defaults, and those of AMP beside it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
+
+from torchrl_rslstorage.objectives.amp import AMPObjective, check_objective
 
 
 @dataclass
@@ -66,6 +68,63 @@ class PPOConfig:
             (positive, lambda x: x > 0, "positive"),
             (not_negative, lambda x: x >= 0, "zero or more"),
             (fraction, lambda x: 0 <= x <= 1, "between 0 and 1"),
+        ):
+            for name in names:
+                if not valid(getattr(self, name)):
+                    raise ValueError(f"`{name}` must be {what}, got {getattr(self, name)}.")
+
+
+@dataclass
+class AMPConfig:
+    """The hyper-parameters of adversarial motion priors beside PPO; `AMPTrainer` checks them.
+
+    Examples:
+        >>> from torchrl_rslstorage import AMPConfig
+        >>> AMPConfig(objective="bce").gradient_penalty_coef
+        10.0
+    """
+
+    objective: AMPObjective = "lsgan"
+    """What the discriminator is trained with, and with it the form of the style reward."""
+    style_reward_scale: float = 1.0
+    """Factor of the style reward, which is also multiplied by the seconds of one step."""
+    task_style_lerp: float = 0.0
+    """Weight of the task's reward; the style's has the rest of 1."""
+    history_length: int = 100
+    """Steps per environment that the discriminator's policy side is drawn from."""
+    discriminator_hidden_dims: tuple[int, ...] = (256, 128)
+    """Hidden layers of the discriminator."""
+    discriminator_learning_rate: float = 1e-4
+    """Learning rate of its Adam, which does not adapt."""
+    discriminator_max_grad_norm: float = 1.0
+    """Bound of its gradient norm."""
+    gradient_penalty_coef: float = 10.0
+    """Weight of the squared slope on demonstrations."""
+    logit_regularization_coef: float = 0.0
+    """Weight of the squared last layer."""
+    weight_regularization_coef: float = 1e-4
+    """Weight of all squared weight matrices."""
+    amp_normalization: bool = True
+    """Normalise what the discriminator sees by running moments."""
+
+    def check(self) -> None:
+        """Refuses what cannot be trained with.
+
+        Raises:
+            ValueError: a value is outside its range; the message names it.
+        """
+        check_objective(self.objective)
+        positive = ("discriminator_learning_rate", "discriminator_max_grad_norm", "style_reward_scale")
+        not_negative = (
+            "gradient_penalty_coef",
+            "logit_regularization_coef",
+            "weight_regularization_coef",
+        )
+        for names, valid, what in (
+            (("history_length",), lambda x: x >= 1, "at least 1"),
+            (positive, lambda x: x > 0, "positive"),
+            (not_negative, lambda x: x >= 0, "zero or more"),
+            (("task_style_lerp",), lambda x: 0 <= x <= 1, "between 0 and 1"),
         ):
             for name in names:
                 if not valid(getattr(self, name)):
