@@ -27,6 +27,7 @@ from torchrl_rslstorage.modules import (
     RNNCritic,
     ValueCritic,
 )
+from torchrl_rslstorage.motions import MotionClip, MotionDataset, read_motion
 from torchrl_rslstorage.objectives import RolloutGAE, RSLPPOLoss, normalize_advantage
 from torchrl_rslstorage.trainers import (
     KLAdaptiveStepper,
@@ -48,6 +49,8 @@ __all__ = [
     "MLPActor",
     "MLPCritic",
     "MiniBatchSampler",
+    "MotionClip",
+    "MotionDataset",
     "ObservationModule",
     "PPOConfig",
     "PendulumEnv",
@@ -70,5 +73,6 @@ __all__ = [
     "normalize_advantage",
     "pad",
     "plan_trajectories",
+    "read_motion",
     "unpad",
 ]
