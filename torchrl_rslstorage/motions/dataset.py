@@ -26,8 +26,8 @@ from torchrl_rslstorage.motions.readers import find_motions, read_motion
 
 Motion = MotionClip | str | os.PathLike[str]
 
-# Rounding of `steps * dt` against a sum of durations; far above float64's, far below a frame's.
-TIME_TOLERANCE = 1e-9
+# Of a clip's duration, by which a window may be longer: `steps * dt` and times kept in float32 are rounded.
+TIME_TOLERANCE = 1e-6
 
 
 class MotionDataset:
@@ -262,7 +262,7 @@ class MotionDataset:
         self._check_span(positive(dt, "`dt`"))
         clips = []
         for number, clip in enumerate(self.clips):
-            steps = int(self._durations[number] / dt + TIME_TOLERANCE)
+            steps = int(self._durations[number] / dt * (1 + TIME_TOLERANCE))
             times = torch.arange(steps + 1, dtype=torch.float64, device=self.device) * dt
             clips.append(
                 MotionClip(

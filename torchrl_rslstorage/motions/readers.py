@@ -157,14 +157,14 @@ def _read_npz(path: Path) -> MotionClip:
 
 
 def _load_npz(path: Path) -> dict[str, np.ndarray]:
-    try:
-        archive = np.load(path, allow_pickle=False)
-    except (ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{path}: this is no .npz archive of arrays ({error}).") from error
-    if isinstance(archive, np.ndarray):
-        raise ValueError(f"{path}: this is a single array, not an .npz archive. Write it with np.savez.")
     arrays = {}
-    with archive:
+    with path.open("rb") as handle:  # np.load leaves the file open if it fails
+        try:
+            archive = np.load(handle, allow_pickle=False)
+        except (ValueError, EOFError, zipfile.BadZipFile) as error:
+            raise ValueError(f"{path}: this is no .npz archive of arrays ({error}).") from error
+        if isinstance(archive, np.ndarray):
+            raise ValueError(f"{path}: this is a single array, not an .npz archive. Write it with np.savez.")
         for name in archive.files:
             try:
                 arrays[name] = archive[name]
