@@ -32,6 +32,7 @@ README_BLOCK_LIMIT_S = 240  # a block may train the one-minute example, on a bus
 # from those below. A module that is not a room (`_compat`, `_extras`) is the ground.
 ROOMS = [
     {"data"},
+    {"motions"},
     {"objectives", "modules"},
     {"collectors", "envs"},
     {"trainers"},

@@ -29,6 +29,7 @@ from torchrl_rslstorage.modules import (
     RNNCritic,
     ValueCritic,
 )
+from torchrl_rslstorage.motions import MotionClip, MotionDataset, read_motion
 from torchrl_rslstorage.objectives import (
     AMPLoss,
     RolloutGAE,
@@ -63,6 +64,8 @@ __all__ = [
     "MLPActor",
     "MLPCritic",
     "MiniBatchSampler",
+    "MotionClip",
+    "MotionDataset",
     "ObservationModule",
     "PPOConfig",
     "PendulumEnv",
@@ -90,6 +93,7 @@ __all__ = [
     "normalize_advantage",
     "pad",
     "plan_trajectories",
+    "read_motion",
     "style_reward",
     "transition_pairs",
     "unpad",
