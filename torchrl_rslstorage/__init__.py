@@ -3,6 +3,10 @@
 from torchrl_rslstorage.collectors import EpisodeStatistics, RolloutCollector
 from torchrl_rslstorage.data import (
     FinalObservations,
+    HistoryBuffer,
+    HistorySampler,
+    HistoryStorage,
+    HistoryWriter,
     MiniBatchSampler,
     RolloutBuffer,
     RolloutSampler,
@@ -13,6 +17,7 @@ from torchrl_rslstorage.data import (
     pad,
     plan_trajectories,
     unpad,
+    zip_mini_batches,
 )
 from torchrl_rslstorage.envs import GymnasiumEnv, PendulumEnv, make_env
 from torchrl_rslstorage.modules import (
@@ -44,6 +49,10 @@ __all__ = [
     "FinalObservations",
     "GaussianActor",
     "GymnasiumEnv",
+    "HistoryBuffer",
+    "HistorySampler",
+    "HistoryStorage",
+    "HistoryWriter",
     "KLAdaptiveStepper",
     "MLPActor",
     "MLPCritic",
@@ -71,4 +80,5 @@ __all__ = [
     "pad",
     "plan_trajectories",
     "unpad",
+    "zip_mini_batches",
 ]
