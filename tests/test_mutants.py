@@ -23,7 +23,7 @@ from oracles import (
 )
 
 from torchrl_rslstorage import MiniBatchSampler, RolloutBuffer, RolloutTensorStorage, RolloutWriter
-from torchrl_rslstorage.data import columns, samplers, writers
+from torchrl_rslstorage.data import batch_views, columns, writers
 from torchrl_rslstorage.data.final_observations import CellTable
 from torchrl_rslstorage.data.row_plan import RowPlan
 
@@ -62,7 +62,7 @@ def emptied() -> None:
 original = {
     "shuffled": RolloutTensorStorage.shuffled,
     "shuffle": MiniBatchSampler._shuffle,
-    "balanced": samplers.balanced,
+    "balanced": batch_views.balanced,
     "mini_batch": MiniBatchSampler.mini_batch,
     "rows_of": writers.rows_of,
     "write_root": RolloutTensorStorage.write_root,
@@ -92,7 +92,7 @@ def last_row_not_sampled(patch):
 
 def remainder_dropped(patch):
     patch.setattr(
-        samplers, "balanced", lambda total, parts: original["balanced"](total - total % parts, parts)
+        batch_views, "balanced", lambda total, parts: original["balanced"](total - total % parts, parts)
     )
 
 
@@ -101,7 +101,7 @@ def remainder_in_the_last_mini_batch(patch):
         edges = [i * (total // parts) for i in range(parts)]
         return list(zip(edges, [*edges[1:], total], strict=True))
 
-    patch.setattr(samplers, "balanced", bounds)
+    patch.setattr(batch_views, "balanced", bounds)
 
 
 def drawn_with_replacement(patch):

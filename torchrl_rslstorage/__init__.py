@@ -3,6 +3,10 @@
 from torchrl_rslstorage.collectors import EpisodeStatistics, RolloutCollector
 from torchrl_rslstorage.data import (
     FinalObservations,
+    HistoryBuffer,
+    HistorySampler,
+    HistoryStorage,
+    HistoryWriter,
     MiniBatchSampler,
     RolloutBuffer,
     RolloutSampler,
@@ -14,6 +18,7 @@ from torchrl_rslstorage.data import (
     plan_trajectories,
     transition_pairs,
     unpad,
+    zip_mini_batches,
 )
 from torchrl_rslstorage.envs import GymnasiumEnv, PendulumEnv, PointMassEnv, circle_motion, make_env
 from torchrl_rslstorage.modules import (
@@ -60,6 +65,10 @@ __all__ = [
     "FinalObservations",
     "GaussianActor",
     "GymnasiumEnv",
+    "HistoryBuffer",
+    "HistorySampler",
+    "HistoryStorage",
+    "HistoryWriter",
     "KLAdaptiveStepper",
     "MLPActor",
     "MLPCritic",
@@ -97,4 +106,5 @@ __all__ = [
     "style_reward",
     "transition_pairs",
     "unpad",
+    "zip_mini_batches",
 ]

@@ -129,6 +129,11 @@ class WriterBase(Writer):
     _write_count: int
     _cursor: int
 
+    def _announce(self, index: int) -> None:
+        """Tells the buffers of the storage, and so their samplers, that something was written."""
+        for buffer in self._storage._attached_entities_iter():
+            buffer.mark_update(index)
+
 
 class SamplerBase(Sampler):
     """TorchRL 0.14: a buffer sets ``_rng`` on its sampler and clears ``ran_out`` through a setter."""

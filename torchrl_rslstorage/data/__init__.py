@@ -1,6 +1,10 @@
-"""The rollout as data: storage, writer, samplers and the buffer that wires them."""
+"""Rollouts and histories as data: storages, writers, samplers and the buffers that wire them."""
 
 from torchrl_rslstorage.data.final_observations import FinalObservations
+from torchrl_rslstorage.data.history_buffer import HistoryBuffer
+from torchrl_rslstorage.data.history_sampler import HistorySampler
+from torchrl_rslstorage.data.history_storage import HistoryStorage
+from torchrl_rslstorage.data.history_writer import HistoryWriter
 from torchrl_rslstorage.data.rollout_buffer import RolloutBuffer
 from torchrl_rslstorage.data.samplers import MiniBatchSampler, RolloutSampler
 from torchrl_rslstorage.data.storages import RolloutTensorStorage
@@ -8,9 +12,14 @@ from torchrl_rslstorage.data.trajectories import Trajectories, pad, plan_traject
 from torchrl_rslstorage.data.trajectory_sampler import TrajectorySampler
 from torchrl_rslstorage.data.transitions import transition_pairs
 from torchrl_rslstorage.data.writers import RolloutWriter
+from torchrl_rslstorage.data.zipped import zip_mini_batches
 
 __all__ = [
     "FinalObservations",
+    "HistoryBuffer",
+    "HistorySampler",
+    "HistoryStorage",
+    "HistoryWriter",
     "MiniBatchSampler",
     "RolloutBuffer",
     "RolloutSampler",
@@ -22,4 +31,5 @@ __all__ = [
     "plan_trajectories",
     "transition_pairs",
     "unpad",
+    "zip_mini_batches",
 ]

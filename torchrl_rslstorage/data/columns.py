@@ -13,9 +13,9 @@ from torchrl_rslstorage.data.leaves import Key, dtype_name, same_tensors, select
 
 
 class HalfColumns:
-    """One half of the row: its columns, their layout, and the views of each row, made once."""
+    """One half of the row, or all of it: columns, their layout, and the views of each row, made once."""
 
-    def __init__(self, half: str, columns: dict[Key, Tensor], row: Mapping[Key, Tensor]) -> None:
+    def __init__(self, half: str | None, columns: dict[Key, Tensor], row: Mapping[Key, Tensor]) -> None:
         self._half = half
         self.columns = columns
         self._layout = {key: (value.shape, value.dtype) for key, value in row.items()}
@@ -23,6 +23,10 @@ class HalfColumns:
 
     def copy_row(self, t: int, row: Mapping[Key, Tensor]) -> None:
         """Copies ``row`` into row ``t``; raises if its keys, shapes or dtypes are not the first row's."""
+        foreach_copy_(self.row(t), self.sources(t, row))
+
+    def sources(self, t: int, row: Mapping[Key, Tensor]) -> list[Tensor]:
+        """The tensors of row number ``t`` in the order of the columns, once they are the first row's kind."""
         if row.keys() != self._layout.keys():
             refuse_keys(self._half, t, row, self._layout)
         sources = [row[key] for key in self._layout]
@@ -30,7 +34,7 @@ class HalfColumns:
             if value.dtype is not dtype or value.shape != shape:
                 for key in self._layout:
                     self.check(t, key, row[key], half=self._half)
-        foreach_copy_(self.row(t), sources)
+        return sources
 
     def row(self, t: int) -> list[Tensor]:
         """Row ``t`` of every column, as views."""
@@ -43,13 +47,13 @@ class HalfColumns:
         """The first ``num_rows`` rows, cloned."""
         return {key: column[:num_rows].clone() for key, column in self.columns.items()}
 
-    def check(self, t: int, key: Key, value: Tensor, *, half: str) -> None:
+    def check(self, t: int, key: Key, value: Tensor, *, half: str | None) -> None:
         """Raises a ValueError if ``value`` has not the shape and dtype of the first row's ``key``."""
         if (value.shape, value.dtype) == self._layout[key]:
             return
         shape, dtype = self._layout[key]
         raise ValueError(
-            f"{show(key)} in row {t} ({half} half) is {dtype_name(value.dtype)} "
+            f"{show(key)} in row {t}{_of(half)} is {dtype_name(value.dtype)} "
             f"{tuple(value.shape)}, but the first row made its column {dtype_name(dtype)} "
             f"{tuple(shape)}. Values are stored as they are: cast or reshape them before they come here."
         )
@@ -109,7 +113,11 @@ class Workspace:
         return gather
 
 
-def refuse_keys(half: str, t: int, came: Iterable[Key], expected: Iterable[Key]) -> NoReturn:
+def _of(half: str | None) -> str:
+    return "" if half is None else f" ({half} half)"
+
+
+def refuse_keys(half: str | None, t: int, came: Iterable[Key], expected: Iterable[Key]) -> NoReturn:
     """Raises the KeyError of a row whose keys are not those of the first row."""
     came, expected = list(came), list(expected)
     missing = [key for key in expected if key not in came]
@@ -117,6 +125,6 @@ def refuse_keys(half: str, t: int, came: Iterable[Key], expected: Iterable[Key])
     parts = [f"lacks {show_all(missing)}"] * bool(missing)
     parts += [f"brings the unknown {show_all(unknown)}"] * bool(unknown)
     raise KeyError(
-        f"Row {t} {' and '.join(parts)} ({half} half). Every row of a rollout has the keys of "
-        f"its first row: {show_all(expected)}."
+        f"Row {t} {' and '.join(parts)}{_of(half)}. Every row has the keys of the first row: "
+        f"{show_all(expected)}."
     )

@@ -45,7 +45,7 @@ def leaves(
             out.update(leaves(value, prefix=(*prefix, name)))
         else:
             raise TypeError(
-                f"The entry {show((*prefix, name))} is a {type(value).__name__}, not a tensor: a rollout "
+                f"The entry {show((*prefix, name))} is a {type(value).__name__}, not a tensor: a buffer "
                 "holds tensors only. Drop it (td.exclude) before it reaches the buffer."
             )
     return out
@@ -66,7 +66,7 @@ def select(names: Iterable[Key], wanted: Iterable[NestedKey]) -> list[Key]:
             name for name in names if name == key or (isinstance(name, tuple) and name[: len(group)] == group)
         ]
         if not hits:
-            raise KeyError(f"There is no key {show(key)} in this rollout. It holds {show_all(names)}.")
+            raise KeyError(f"There is no key {show(key)} in this buffer. It holds {show_all(names)}.")
         found.update(dict.fromkeys(hits))
     return list(found)
 

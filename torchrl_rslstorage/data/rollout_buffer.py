@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,10 +14,11 @@ from torchrl_rslstorage._compat import ReplayBufferBase
 from torchrl_rslstorage.data.final_observations import FinalObservations
 from torchrl_rslstorage.data.samplers import MiniBatchSampler, RolloutSampler
 from torchrl_rslstorage.data.storages import RolloutTensorStorage
+from torchrl_rslstorage.data.update_buffer import UpdateBuffer
 from torchrl_rslstorage.data.writers import RolloutWriter
 
 
-class RolloutBuffer(ReplayBufferBase):
+class RolloutBuffer(UpdateBuffer):
     """One rollout window ``[T, N]``: filled once, read as whole updates, emptied for the next.
 
     State: empty → filling → full → (``empty()``) → empty. Reading needs a full window, writing one that
@@ -114,11 +114,6 @@ class RolloutBuffer(ReplayBufferBase):
     def is_full(self) -> bool:
         """Whether the window can be read."""
         return self._storage.is_full
-
-    @property
-    def has_transform(self) -> bool:
-        """Whether TorchRL transforms stand between the window and its readers and writers."""
-        return self._has_transform()
 
     @property
     def window(self) -> TensorDictBase:
@@ -228,45 +223,14 @@ class RolloutBuffer(ReplayBufferBase):
         """
         if not isinstance(self._sampler, RolloutSampler):
             self._storage.window()
-            return super().sample(batch_size, return_info=return_info)
-        if batch_size is not None:
-            raise ValueError(
-                f"{self._sampler} makes mini-batches of its own sizes: call sample() without batch_size."
-            )
-        batch = self._transformed(self._sampler.next(self._storage))
-        return (batch, {}) if return_info else batch
+            return ReplayBufferBase.sample(self, batch_size, return_info=return_info)
+        return super().sample(batch_size, return_info)
 
-    def __iter__(  # pyright: ignore[reportIncompatibleMethodOverride] - TorchRL promises a generator
-        self,
-    ) -> Iterator[TensorDictBase]:
+    def __iter__(self) -> Iterator[TensorDictBase]:
         """One fresh, whole update, also after an earlier one was left before its end."""
         if not isinstance(self._sampler, RolloutSampler):
-            return super().__iter__()
-        update = self._sampler.update(self._storage)
-        return map(self._transformed, update) if self._has_transform() else update
-
-    def _transformed(self, batch: TensorDictBase) -> TensorDictBase:
-        if not self._has_transform():
-            return batch
-        return self._transform(batch.clone(recurse=False))
-
-    # -- saving ----------------------------------------------------------------------------------
-
-    def dumps(self, path: str | Path) -> None:
-        """Writes the whole buffer to one file in the folder ``path``: rows, update, generator."""
-        Path(path).mkdir(parents=True, exist_ok=True)
-        torch.save(self.state_dict(), Path(path) / "buffer.pt")
-
-    def loads(self, path: str | Path) -> None:
-        """Reads what `dumps` wrote; tensors only, no code is run (TorchRL's own format is a pickle)."""
-        self.load_state_dict(torch.load(Path(path) / "buffer.pt", weights_only=True, map_location="cpu"))
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes back what `state_dict` gave, the sampler's generator included."""
-        rng = state_dict["_rng"]
-        if rng is not None and self.generator is None:
-            self.set_rng(torch.Generator(device=rng[1]))
-        super().load_state_dict(state_dict)
+            return ReplayBufferBase.__iter__(self)
+        return super().__iter__()
 
 
 def _require_tensordict(data: Any) -> None:

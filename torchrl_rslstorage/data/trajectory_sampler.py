@@ -11,11 +11,13 @@ from tensordict.utils import NestedKey
 from torch import Tensor
 from torchrl.data import Storage
 
+from torchrl_rslstorage.data.batch_views import balanced
 from torchrl_rslstorage.data.final_observations import FinalObservations
 from torchrl_rslstorage.data.leaves import Key, nest, select
-from torchrl_rslstorage.data.samplers import RolloutSampler, at_least_one, balanced, checked_keys
+from torchrl_rslstorage.data.samplers import RolloutSampler
 from torchrl_rslstorage.data.storages import RolloutTensorStorage
 from torchrl_rslstorage.data.trajectories import Trajectories, attach_plan, pad, plan_trajectories
+from torchrl_rslstorage.data.updates import at_least_one, checked_keys
 
 
 class TrajectorySampler(RolloutSampler):
