@@ -83,7 +83,7 @@ def test_a_point_mass_resumed_from_its_state_dict_continues_to_the_bit():
 
 
 def test_the_circle_has_exact_velocities_and_closes():
-    motion = circle_motion(fps=200.0, num_cycles=1)
+    motion = circle_motion(fps=200.0, num_cycles=1).frames
     position, velocity = motion["joint_pos"], motion["joint_vel"]
     assert position.shape == velocity.shape == (801, 2)
     torch.testing.assert_close(position[0], position[-1])
@@ -95,7 +95,7 @@ def test_the_circle_has_exact_velocities_and_closes():
 
 
 def test_the_circle_can_be_followed_with_the_forces_there_are():
-    motion = circle_motion(fps=20.0)
+    motion = circle_motion(fps=20.0).frames
     acceleration = (motion["joint_vel"][1:] - motion["joint_vel"][:-1]) * 20
     assert acceleration.abs().max() < 5.0 * 0.6
 

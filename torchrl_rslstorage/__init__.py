@@ -47,6 +47,7 @@ from torchrl_rslstorage.objectives import (
 )
 from torchrl_rslstorage.trainers import (
     AMPConfig,
+    AMPTrainer,
     KLAdaptiveStepper,
     PPOConfig,
     RSLPPOTrainer,
@@ -58,6 +59,7 @@ __all__ = [
     "AMPConfig",
     "AMPDiscriminator",
     "AMPLoss",
+    "AMPTrainer",
     "ActorCritic",
     "DiagonalGaussian",
     "EmpiricalNormalizer",

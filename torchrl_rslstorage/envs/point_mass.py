@@ -20,14 +20,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
+from tensordict import TensorDict
 from tensordict.utils import NestedKey
 from torch import Tensor
 from torchrl.data import Bounded, Composite, Unbounded
 
 from torchrl_rslstorage.envs.base import BatchedEnv, Leaves
+from torchrl_rslstorage.motions import MotionClip
 
 _DT = 0.05
 _MAX_FORCE = 5.0
@@ -210,7 +212,7 @@ class PointMassEnv(BatchedEnv):
         return torch.cat([state.position, state.velocity], -1).float()
 
 
-def circle_motion(*, fps: float = 50.0, num_cycles: int = 2) -> dict[str, Tensor]:
+def circle_motion(*, fps: float = 50.0, num_cycles: int = 2) -> MotionClip:
     """A motion for `PointMassEnv` with exact velocities: anticlockwise on a circle of 1 m, 4 s a cycle.
 
         x = (cos ωt, sin ωt),  v = ω·(−sin ωt, cos ωt),  ω = 2π / 4 s
@@ -220,14 +222,14 @@ def circle_motion(*, fps: float = 50.0, num_cycles: int = 2) -> dict[str, Tensor
         num_cycles: cycles in the clip; the last frame is the first one again.
 
     Returns:
-        ``joint_pos`` and ``joint_vel`` ``[F, 2]`` float64 and ``fps`` (0-dim): what a motion file holds.
+        A clip with ``joint_pos`` and ``joint_vel``, each ``[F, 2]`` float64.
 
     Raises:
         ValueError: ``fps`` is not positive or there is no cycle.
 
     Examples:
         >>> from torchrl_rslstorage import circle_motion
-        >>> circle_motion(fps=50)["joint_pos"].shape
+        >>> circle_motion(fps=50).frames["joint_pos"].shape
         torch.Size([401, 2])
     """
     if not fps > 0:
@@ -238,8 +240,8 @@ def circle_motion(*, fps: float = 50.0, num_cycles: int = 2) -> dict[str, Tensor
     omega = 2 * math.pi / _PERIOD
     angle = torch.arange(frames, dtype=torch.float64) / fps * omega
     cos, sin = angle.cos(), angle.sin()
-    return {
+    fields = {
         "joint_pos": _RADIUS * torch.stack([cos, sin], -1),
         "joint_vel": _RADIUS * omega * torch.stack([-sin, cos], -1),
-        "fps": torch.tensor(fps, dtype=torch.float64),
     }
+    return MotionClip(TensorDict(cast("Any", fields), [frames]), fps=fps, name="circle")
