@@ -8,6 +8,7 @@ from torchrl_rslstorage.data import (
     RolloutSampler,
     RolloutTensorStorage,
     RolloutWriter,
+    TimeStepSampler,
     Trajectories,
     TrajectorySampler,
     pad,
@@ -27,8 +28,9 @@ from torchrl_rslstorage.modules import (
     RNNCritic,
     ValueCritic,
 )
-from torchrl_rslstorage.objectives import RolloutGAE, RSLPPOLoss, normalize_advantage
+from torchrl_rslstorage.objectives import DistillationLoss, RolloutGAE, RSLPPOLoss, normalize_advantage
 from torchrl_rslstorage.trainers import (
+    DistillationStepper,
     KLAdaptiveStepper,
     PPOConfig,
     RSLPPOTrainer,
@@ -39,6 +41,8 @@ from torchrl_rslstorage.trainers import (
 __all__ = [
     "ActorCritic",
     "DiagonalGaussian",
+    "DistillationLoss",
+    "DistillationStepper",
     "EmpiricalNormalizer",
     "EpisodeStatistics",
     "FinalObservations",
@@ -63,6 +67,7 @@ __all__ = [
     "RolloutWriter",
     "RunFolder",
     "RunFolderError",
+    "TimeStepSampler",
     "Trajectories",
     "TrajectorySampler",
     "ValueCritic",
