@@ -26,11 +26,14 @@ from torchrl_rslstorage.modules import (
     ObservationModule,
     RNNActor,
     RNNCritic,
+    StudentTeacher,
     ValueCritic,
 )
 from torchrl_rslstorage.objectives import DistillationLoss, RolloutGAE, RSLPPOLoss, normalize_advantage
 from torchrl_rslstorage.trainers import (
+    DistillationConfig,
     DistillationStepper,
+    DistillationTrainer,
     KLAdaptiveStepper,
     PPOConfig,
     RSLPPOTrainer,
@@ -41,8 +44,10 @@ from torchrl_rslstorage.trainers import (
 __all__ = [
     "ActorCritic",
     "DiagonalGaussian",
+    "DistillationConfig",
     "DistillationLoss",
     "DistillationStepper",
+    "DistillationTrainer",
     "EmpiricalNormalizer",
     "EpisodeStatistics",
     "FinalObservations",
@@ -67,6 +72,7 @@ __all__ = [
     "RolloutWriter",
     "RunFolder",
     "RunFolderError",
+    "StudentTeacher",
     "TimeStepSampler",
     "Trajectories",
     "TrajectorySampler",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -37,7 +37,7 @@ class TimeStepSampler(RolloutSampler):
     Args:
         num_epochs: passes over the window in one update.
         length: L, rows of a mini-batch; the last one of a pass may be shorter. ``None`` yields single rows.
-        keys: what mini-batches hold beside states and ``("next", "done")``; ``None`` takes every root entry.
+        keys: what mini-batches hold beside ``("next", "done")``; ``None`` takes every root entry and state.
         state_keys: recurrent states, or groups of them, that are columns of the window. States which the
             buffer keeps only where trajectories start (its own ``state_keys``) are known anyway.
 
@@ -93,15 +93,14 @@ class TimeStepSampler(RolloutSampler):
         if self._starts is None:
             self._starts = EpisodeStarts(done, columns.get("is_init"))
         rows = first if self.length is None else slice(first, stop)
-        states = set(select(columns, self.state_keys)) if self.state_keys else set()
-        names = list(columns) if self.keys is None else select([*columns, *storage.state_keys], self.keys)
-        entries: dict[Key, Any] = {
-            name: columns[name][rows] for name in names if name in columns and name not in states
-        }
+        held = [*columns, *storage.state_keys]
+        names = held if self.keys is None else select(held, self.keys)
+        states = {*select(held, self.state_keys), *storage.state_keys}
+        entries: dict[Key, Any] = {name: columns[name][rows] for name in names if name not in states}
         if first == 0:
-            found = {name: columns[name][0] for name in states}
-            found.update(_entering(storage))
-            for name, state in found.items():
+            for name, state in _entering(
+                storage, columns, [name for name in names if name in states]
+            ).items():
                 entries[name] = state if self.length is None else state.expand(stop, *state.shape)
         shown = done[rows]
         if self.length is not None:
@@ -178,9 +177,13 @@ def starts_of(done: Tensor, is_init: Tensor | None) -> tuple[Tensor, tuple[int, 
     return starts.flags[first:stop], tuple(row - first for row in starts.rows if first < row < stop)
 
 
-def _entering(storage: RolloutTensorStorage) -> dict[Key, Tensor]:
-    """The states ``[N, *]`` with which the window is entered, of those kept only where trajectories start."""
-    if not storage.state_keys:
-        return {}
-    cells = storage.start_states().observation
-    return {name: cells.get(name)[: storage.num_envs] for name in storage.state_keys}
+def _entering(
+    storage: RolloutTensorStorage, columns: Mapping[Key, Tensor], names: Sequence[Key]
+) -> dict[Key, Tensor]:
+    """The states ``[N, *]`` with which the window is entered."""
+    found = {name: columns[name][0] for name in names if name in columns}
+    apart = [name for name in names if name not in found]
+    if apart:
+        cells = storage.start_states().observation
+        found.update({name: cells.get(name)[: storage.num_envs] for name in apart})
+    return found

@@ -1,4 +1,4 @@
-"""Networks: MLP and recurrent actors and critics, their distribution, the observation normaliser."""
+"""Networks: MLP and recurrent actors and critics, their distribution, their normaliser, student and teacher."""
 
 from torchrl_rslstorage.modules.distributions import DiagonalGaussian
 from torchrl_rslstorage.modules.heads import GaussianActor, ValueCritic
@@ -6,6 +6,7 @@ from torchrl_rslstorage.modules.mlp import ActorCritic, MLPActor, MLPCritic
 from torchrl_rslstorage.modules.normalizer import EmpiricalNormalizer
 from torchrl_rslstorage.modules.observations import ObservationModule
 from torchrl_rslstorage.modules.recurrent import RNNActor, RNNCritic
+from torchrl_rslstorage.modules.student_teacher import StudentTeacher
 
 __all__ = [
     "ActorCritic",
@@ -17,5 +18,6 @@ __all__ = [
     "ObservationModule",
     "RNNActor",
     "RNNCritic",
+    "StudentTeacher",
     "ValueCritic",
 ]

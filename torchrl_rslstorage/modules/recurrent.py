@@ -190,16 +190,15 @@ class RNNActor(RecurrentModule, GaussianActor):
 
     def unroll(
         self, tensordict: TensorDictBase, states: list[Tensor], steps: Steps
-    ) -> tuple[DiagonalGaussian, list[Tensor]]:
-        """The action distributions of consecutive rows, and the states after the last; writes nothing.
+    ) -> tuple[Tensor, list[Tensor]]:
+        """What the head reads of consecutive rows, ``[L, N, H]``, and the states after the last of them.
 
         Args:
-            tensordict: batch size ``[L, N]``, time first.
+            tensordict: batch size ``[L, N]``, time first; it is not written to.
             states: as they stand before row 0, ``[N, layers, H]`` in the order of ``state_keys``.
             steps: where they start anew in later rows.
         """
-        out, after = self.core.run(self.features(tensordict), states, steps)
-        return self._dist(out), after
+        return self.core.run(self.features(tensordict), states, steps)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Acts: writes mean, std, action, log-probability, and the states before and after the step."""

@@ -16,8 +16,9 @@ from torchrl.objectives import LossModule
 from torchrl_rslstorage._compat import dispatch
 from torchrl_rslstorage.data.leaves import show, show_all
 from torchrl_rslstorage.data.time_step_sampler import starts_of
+from torchrl_rslstorage.modules.student_teacher import state_keys_of
 from torchrl_rslstorage.objectives.padded import is_recurrent
-from torchrl_rslstorage.objectives.unroll import Memory, mean_actions, state_keys_of
+from torchrl_rslstorage.objectives.unroll import Memory, mean_actions
 
 LossType = Literal["mse", "huber"]
 

@@ -18,7 +18,11 @@ from torchrl.modules import set_recurrent_mode
 from torchrl_rslstorage.data.leaves import canonical, leaves, nest, show, show_all
 from torchrl_rslstorage.data.rows import under_next
 from torchrl_rslstorage.modules import GaussianActor, RNNActor
+from torchrl_rslstorage.modules.student_teacher import state_keys_of
 from torchrl_rslstorage.objectives.reading import readable
+
+_CELLS_AT_ONCE = 4096
+"""On 12 times as many a 512-256-128 head took 15 % longer, on a twelfth a 64-64 head 55 % (AMD EPYC)."""
 
 
 class Memory(NamedTuple):
@@ -36,12 +40,6 @@ class Memory(NamedTuple):
         return self.starts[row].logical_not()
 
 
-def state_keys_of(network: Any) -> list[NestedKey]:
-    """The recurrent states of a network: what it reads at the root and writes under ``next``."""
-    written = {canonical(key) for key in network.out_keys}
-    return [key for key in network.in_keys if under_next(canonical(key)) in written]
-
-
 def mean_actions(
     student: Any, td: TensorDictBase, memory: Memory | None, action_key: NestedKey
 ) -> tuple[Tensor, list[Tensor]]:
@@ -56,14 +54,14 @@ def mean_actions(
     Raises:
         KeyError: it writes no such entry.
     """
+    if memory is not None and isinstance(student, RNNActor):
+        latent, after = student.unroll(td, memory.states, memory)
+        return _means(student, latent), after
+    if isinstance(student, GaussianActor):
+        return _means(student, student.latent(td)), []
     if memory is None:
-        if isinstance(student, GaussianActor):
-            return student.get_dist(td).loc, []
         flat = readable(td, student).reshape(-1)
         return _action(student, flat, action_key).unflatten(0, td.batch_size), []
-    if isinstance(student, RNNActor):
-        dist, after = student.unroll(td, memory.states, memory)
-        return dist.loc, after
     # TorchRL's modules take time last, and find the state of an episode in its first row.
     keys = state_keys_of(student)
     read = {
@@ -79,6 +77,15 @@ def mean_actions(
     with set_recurrent_mode(True):
         action = _action(student, made, action_key)
     return action.transpose(0, 1), [made.get(under_next(canonical(key)))[:, -1] for key in keys]
+
+
+def _means(student: GaussianActor, latent: Tensor) -> Tensor:
+    """Means ``[L, N, A]`` of what the head reads; on a CPU some rows at a time, which stay in its cache."""
+    num_envs = latent.shape[1]
+    rows = len(latent) if latent.is_cuda else max(1, _CELLS_AT_ONCE // num_envs)
+    if rows >= len(latent):
+        return student.mlp(latent)
+    return torch.cat([student.mlp(part) for part in latent.split(rows)])
 
 
 def _action(student: Any, td: TensorDictBase, action_key: NestedKey) -> Tensor:

@@ -1,13 +1,17 @@
 """The training loop: optimisation step, trainer, run folder."""
 
 from torchrl_rslstorage.trainers.config import PPOConfig
+from torchrl_rslstorage.trainers.distillation_config import DistillationConfig
 from torchrl_rslstorage.trainers.distillation_stepper import DistillationStepper
+from torchrl_rslstorage.trainers.distillation_trainer import DistillationTrainer
 from torchrl_rslstorage.trainers.ppo_trainer import RSLPPOTrainer
 from torchrl_rslstorage.trainers.run_folder import RunFolder, RunFolderError
 from torchrl_rslstorage.trainers.stepper import KLAdaptiveStepper
 
 __all__ = [
+    "DistillationConfig",
     "DistillationStepper",
+    "DistillationTrainer",
     "KLAdaptiveStepper",
     "PPOConfig",
     "RSLPPOTrainer",
