@@ -39,6 +39,7 @@ from torchrl_rslstorage.trainers import (
     RSLPPOTrainer,
     RunFolder,
     RunFolderError,
+    load_teacher,
 )
 
 __all__ = [
@@ -77,6 +78,7 @@ __all__ = [
     "Trajectories",
     "TrajectorySampler",
     "ValueCritic",
+    "load_teacher",
     "make_env",
     "normalize_advantage",
     "pad",

@@ -1,4 +1,4 @@
-"""Networks: MLP and recurrent actors and critics, their distribution, their normaliser, student and teacher."""
+"""Networks: MLP and recurrent actors and critics, their distribution and normaliser, student and teacher."""
 
 from torchrl_rslstorage.modules.distributions import DiagonalGaussian
 from torchrl_rslstorage.modules.heads import GaussianActor, ValueCritic

@@ -199,3 +199,9 @@ def teacher_keys(env: EnvBase, teacher: Any) -> dict[Key, Key]:
 
 def _prefixed(key: Key) -> Key:
     return f"{_TEACHER}{key}" if isinstance(key, str) else (*key[:-1], f"{_TEACHER}{key[-1]}")
+
+
+def is_for_teachers(key: NestedKey) -> bool:
+    """Whether an environment shows ``key`` to teachers only: its name begins with "teacher_"."""
+    name = canonical(key)
+    return (name if isinstance(name, str) else name[-1]).startswith(_TEACHER)

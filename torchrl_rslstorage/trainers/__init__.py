@@ -1,6 +1,7 @@
 """The training loop: optimisation step, trainer, run folder."""
 
 from torchrl_rslstorage.trainers.config import PPOConfig
+from torchrl_rslstorage.trainers.distill_run import load_teacher
 from torchrl_rslstorage.trainers.distillation_config import DistillationConfig
 from torchrl_rslstorage.trainers.distillation_stepper import DistillationStepper
 from torchrl_rslstorage.trainers.distillation_trainer import DistillationTrainer
@@ -17,4 +18,5 @@ __all__ = [
     "RSLPPOTrainer",
     "RunFolder",
     "RunFolderError",
+    "load_teacher",
 ]
