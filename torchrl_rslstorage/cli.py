@@ -17,6 +17,7 @@ from torchrl.checkpoint import CheckpointError
 
 from torchrl_rslstorage._extras import require_extra
 from torchrl_rslstorage._files import finite
+from torchrl_rslstorage.trainers.distill_options import DistillOptions
 from torchrl_rslstorage.trainers.options import TrainOptions
 from torchrl_rslstorage.trainers.run_folder import RunFolderError
 from torchrl_rslstorage.trainers.runs import evaluate_run, resume_run, start_run
@@ -59,7 +60,10 @@ class EvalOptions:
     """Of environments and samples."""
 
 
-def parse(args: Sequence[str] | None = None) -> TrainOptions | ResumeOptions | EvalOptions:
+Command = TrainOptions | DistillOptions | ResumeOptions | EvalOptions
+
+
+def parse(args: Sequence[str] | None = None) -> Command:
     """Reads the command line.
 
     Raises:
@@ -67,17 +71,19 @@ def parse(args: Sequence[str] | None = None) -> TrainOptions | ResumeOptions | E
         SystemExit: the command line is not valid, or asked for help.
     """
     tyro: Any = require_extra("tyro", "cli", feature="the command line")
-    subcommand = tyro.conf.subcommand
+    subcommand, by_place = tyro.conf.subcommand, tyro.conf.PositionalRequiredArgs
+    teach = "Teach a student what a run has learned."
     commands = (
         Annotated[TrainOptions, subcommand("train", description="Train a policy with PPO.")]
-        | Annotated[ResumeOptions, subcommand("resume", description=ResumeOptions.__doc__)]
-        | Annotated[EvalOptions, subcommand("eval", description=EvalOptions.__doc__)]
+        | Annotated[DistillOptions, subcommand("distill", description=teach)]
+        | Annotated[ResumeOptions, subcommand("resume", description=ResumeOptions.__doc__), by_place]
+        | Annotated[EvalOptions, subcommand("eval", description=EvalOptions.__doc__), by_place]
     )
-    config = (tyro.conf.OmitArgPrefixes, tyro.conf.PositionalRequiredArgs)
+    config = (tyro.conf.OmitArgPrefixes,)
     return tyro.cli(commands, args=args, prog="rslstorage", description=__doc__, config=config)
 
 
-def run(options: TrainOptions | ResumeOptions | EvalOptions) -> dict[str, Any]:
+def run(options: Command) -> dict[str, Any]:
     """Does what the command line asked for; returns what is printed at the end."""
     if isinstance(options, ResumeOptions):
         return resume_run(options.run, options.max_iterations)

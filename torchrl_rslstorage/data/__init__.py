@@ -8,6 +8,7 @@ from torchrl_rslstorage.data.history_writer import HistoryWriter
 from torchrl_rslstorage.data.rollout_buffer import RolloutBuffer
 from torchrl_rslstorage.data.samplers import MiniBatchSampler, RolloutSampler
 from torchrl_rslstorage.data.storages import RolloutTensorStorage
+from torchrl_rslstorage.data.time_step_sampler import TimeStepSampler
 from torchrl_rslstorage.data.trajectories import Trajectories, pad, plan_trajectories, unpad
 from torchrl_rslstorage.data.trajectory_sampler import TrajectorySampler
 from torchrl_rslstorage.data.transitions import transition_pairs
@@ -25,6 +26,7 @@ __all__ = [
     "RolloutSampler",
     "RolloutTensorStorage",
     "RolloutWriter",
+    "TimeStepSampler",
     "Trajectories",
     "TrajectorySampler",
     "pad",

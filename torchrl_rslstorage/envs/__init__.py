@@ -32,6 +32,7 @@ def make_env(
     seed: int | None = None,
     train: bool = True,
     clip_actions: bool = True,
+    show_teacher: bool = False,
 ) -> BatchedEnv:
     """A batch of ``num_envs`` environments of ``task``.
 
@@ -47,6 +48,7 @@ def make_env(
         train: spread the embedded tasks' first episodes over all phases. False, for evaluation, starts
             every episode at step 0. Gymnasium tasks always do.
         clip_actions: clip actions to a Gymnasium task's bounds (the pendulum clips its own).
+        show_teacher: add what a teacher sees, ``teacher_observation``, to the pendulum's observations.
 
     Raises:
         ImportError: gymnasium is missing, or what the task needs.
@@ -57,6 +59,7 @@ def make_env(
             num_envs,
             init_at_random_ep_len=train,
             hide_velocity=task != "pendulum",
+            show_teacher=show_teacher,
             device=device,
             seed=seed,
         )

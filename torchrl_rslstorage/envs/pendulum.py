@@ -55,6 +55,7 @@ class PendulumEnv(BatchedEnv):
     | key | shape | |
     |---|---|---|
     | `observation` | `[N, 3]` float32 | cos θ, sin θ, θ̇; without θ̇ `[N, 2]` |
+    | `teacher_observation` | `[N, 3]` float32 | cos θ, sin θ, θ̇, if it is asked for |
     | `action` | `[N, 1]` float32 | torque; what exceeds ±2 is clipped inside |
     | `reward` | `[N, 1]` float32 | in [−16.3, 0] |
     | `done`, `terminated`, `truncated` | `[N, 1]` bool | `terminated` is never set |
@@ -74,6 +75,7 @@ class PendulumEnv(BatchedEnv):
             and learning collapses again after it has succeeded.
         hide_velocity: leave θ̇ out of the observation. One observation does not tell then which way a
             pendulum swings: a policy needs memory to swing it up and hold it.
+        show_teacher: add ``teacher_observation``, which always has θ̇, for a teacher to read.
         device: where the state and every tensor live.
         seed: of the environment's own generator; None draws one.
 
@@ -90,6 +92,7 @@ class PendulumEnv(BatchedEnv):
         max_episode_steps: int = 200,
         init_at_random_ep_len: bool = True,
         hide_velocity: bool = False,
+        show_teacher: bool = False,
         device: torch.device | str = "cpu",
         seed: int | None = None,
     ) -> None:
@@ -99,14 +102,21 @@ class PendulumEnv(BatchedEnv):
         self.max_episode_steps = max_episode_steps
         self.partial_first_episodes = init_at_random_ep_len
         self.hide_velocity = hide_velocity
+        self.show_teacher = show_teacher
         self.state: PendulumState | None = None
         self._first_reset_done = False
+        self._shown = ("observation", "teacher_observation") if show_teacher else ("observation",)
         self._generator = torch.Generator(self.device)
 
-        limits = [1.0, 1.0] if hide_velocity else [1.0, 1.0, _MAX_SPEED]
-        limit = torch.tensor(limits, device=self.device).expand(num_envs, len(limits))
+        limits = torch.tensor([1.0, 1.0, _MAX_SPEED], device=self.device).expand(num_envs, 3)
+        shown = {"observation": limits[:, :2] if hide_velocity else limits}
+        if show_teacher:
+            shown["teacher_observation"] = limits
         self.observation_spec = Composite(
-            observation=Bounded(-limit, limit, limit.shape, dtype=torch.float32, device=self.device),
+            {
+                key: Bounded(-limit, limit, limit.shape, dtype=torch.float32, device=self.device)
+                for key, limit in shown.items()
+            },
             shape=self.batch_size,
             device=self.device,
         )
@@ -131,7 +141,7 @@ class PendulumEnv(BatchedEnv):
             step_count = torch.zeros(shape, dtype=torch.int64, device=self.device)
         self._first_reset_done = True
         self.state = PendulumState(theta, theta_dot, step_count)
-        return {"observation": self._observe(theta, theta_dot)}
+        return self._observe(theta, theta_dot)
 
     def restart(self, mask: Tensor) -> Leaves:
         """Draws the pendulums in ``mask [N, 1]`` anew, their step counters at 0."""
@@ -143,7 +153,7 @@ class PendulumEnv(BatchedEnv):
             old.step_count.masked_fill(mask, 0),
         )
         self.state = state
-        return {"observation": self._observe(state.theta, state.theta_dot)}
+        return self._observe(state.theta, state.theta_dot)
 
     def advance(self, action: Tensor) -> Leaves:
         """Applies the torque ``action [N, 1]`` for one time step."""
@@ -161,7 +171,7 @@ class PendulumEnv(BatchedEnv):
 
         self.state = PendulumState(theta, theta_dot, step_count)
         return {
-            "observation": self._observe(theta, theta_dot),
+            **self._observe(theta, theta_dot),
             "reward": cost.neg_(),
             "done": truncated.clone(),
             "terminated": torch.zeros_like(truncated),
@@ -177,7 +187,7 @@ class PendulumEnv(BatchedEnv):
         """
         done = next_leaves["done"]
         if done.device.type == "cpu" and not done.any():
-            return {"observation": next_leaves["observation"]}
+            return {key: next_leaves[key] for key in self._shown}
         return self.restart(done)
 
     def get_extra_state(self) -> dict[str, Any]:
@@ -240,7 +250,10 @@ class PendulumEnv(BatchedEnv):
             raise RuntimeError("The pendulums were not started yet: call `reset()` before `step()`.")
         return self.state
 
-    def _observe(self, theta: Tensor, theta_dot: Tensor) -> Tensor:
-        """``[N, 3]`` float32 of the columns cos θ, sin θ and θ̇; ``[N, 2]`` without the last."""
-        columns = (theta.cos(), theta.sin()) if self.hide_velocity else (theta.cos(), theta.sin(), theta_dot)
-        return torch.cat(columns, -1).float()
+    def _observe(self, theta: Tensor, theta_dot: Tensor) -> Leaves:
+        """``[N, 3]`` float32 of the columns cos θ, sin θ and θ̇; ``[N, 2]`` where the last is hidden."""
+        whole = torch.cat((theta.cos(), theta.sin(), theta_dot), -1).float()
+        shown: Leaves = {"observation": whole[:, :2].contiguous() if self.hide_velocity else whole}
+        if self.show_teacher:
+            shown["teacher_observation"] = whole
+        return shown

@@ -7,6 +7,7 @@ from torchrl_rslstorage.modules.mlp import ActorCritic, MLPActor, MLPCritic
 from torchrl_rslstorage.modules.normalizer import EmpiricalNormalizer
 from torchrl_rslstorage.modules.observations import ObservationModule
 from torchrl_rslstorage.modules.recurrent import RNNActor, RNNCritic
+from torchrl_rslstorage.modules.student_teacher import StudentTeacher
 
 __all__ = [
     "AMPDiscriminator",
@@ -19,5 +20,6 @@ __all__ = [
     "ObservationModule",
     "RNNActor",
     "RNNCritic",
+    "StudentTeacher",
     "ValueCritic",
 ]

@@ -27,7 +27,7 @@ from torchrl_rslstorage.data.trajectories import Layout, layout_of
 from torchrl_rslstorage.modules.distributions import DiagonalGaussian
 from torchrl_rslstorage.modules.heads import Activation, GaussianActor, StdType, ValueCritic
 from torchrl_rslstorage.modules.observations import ObservationModule, action_width, observation_width
-from torchrl_rslstorage.modules.recurrent_core import RecurrentCore, RNNType, mark_written
+from torchrl_rslstorage.modules.recurrent_core import RecurrentCore, RNNType, Steps, mark_written
 
 
 def _name(network: object) -> str:
@@ -83,7 +83,7 @@ class RecurrentModule(ObservationModule):
         layout = layout_of(td.get("mask"))
         states = self.core.entering_states(td, layout, _name(self))
         x = self._features_of_rows(td, layout)
-        return layout.of_rows(self.core.run(x, states, layout)), layout
+        return layout.of_rows(self.core.run(x, states, layout)[0]), layout
 
     def _features_of_rows(self, td: TensorDictBase, layout: Layout) -> Tensor:
         """The features ``[T, M, F]`` of the rows that the padded ``td [L, B]`` was made of."""
@@ -187,6 +187,18 @@ class RNNActor(RecurrentModule, GaussianActor):
     def valid_dist(self, tensordict: TensorDictBase) -> DiagonalGaussian:
         """The action distribution ``[V]`` of the valid cells of a padded mini-batch; writes nothing."""
         return self._dist(self._valid_latent(tensordict)[0])
+
+    def unroll(
+        self, tensordict: TensorDictBase, states: list[Tensor], steps: Steps
+    ) -> tuple[Tensor, list[Tensor]]:
+        """What the head reads of consecutive rows, ``[L, N, H]``, and the states after the last of them.
+
+        Args:
+            tensordict: batch size ``[L, N]``, time first; it is not written to.
+            states: as they stand before row 0, ``[N, layers, H]`` in the order of ``state_keys``.
+            steps: where they start anew in later rows.
+        """
+        return self.core.run(self.features(tensordict), states, steps)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Acts: writes mean, std, action, log-probability, and the states before and after the step."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Protocol, get_args
 
 import torch
 from tensordict import TensorDictBase
@@ -22,6 +22,19 @@ _STATES: dict[str, tuple[str, ...]] = {"lstm": ("h", "c"), "gru": ("h",)}
 _MODULES: dict[str, type[nn.LSTM] | type[nn.GRU]] = {"lstm": nn.LSTM, "gru": nn.GRU}
 # States as they were written before a step, with their versions: they must not come back for the next one.
 _WRITTEN: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+
+
+class Steps(Protocol):
+    """Where the states of some of M environments start anew among the rows ``[T, M]`` of a run."""
+
+    @property
+    def resets(self) -> tuple[int, ...]:
+        """The rows in which some environment starts anew, ascending, row 0 left out."""
+        ...
+
+    def goes_on(self, row: int) -> Tensor:
+        """Which environments go on from the row before, ``[M]`` bool."""
+        ...
 
 
 class RecurrentCore(nn.Module):
@@ -74,23 +87,27 @@ class RecurrentCore(nn.Module):
         after = after if isinstance(after, tuple) else (after,)
         return out.squeeze(0), [s.transpose(0, 1) for s in after]
 
-    def run(self, x: Tensor, states: list[Tensor], layout: Layout) -> Tensor:
-        """All rows: features ``[T, M, F]`` and the states ``[M, layers, H]`` before row 0, to ``[T, M, H]``.
+    def run(self, x: Tensor, states: list[Tensor], steps: Steps) -> tuple[Tensor, list[Tensor]]:
+        """All rows: features ``[T, M, F]`` and the states ``[M, layers, H]`` before row 0.
 
-        Rows are taken together up to the next one in which some environment starts anew: its state is
-        zeroed there, and nothing is computed twice or for padding.
+        Rows are taken together up to the next one in which some environment starts anew: its state is zeroed
+        there, and nothing is computed twice or for padding.
+
+        Returns:
+            Outputs ``[T, M, H]``, and the states after the last row.
         """
         present = [s.transpose(0, 1).contiguous() for s in states]
-        edges = (0, *layout.resets, len(x))
+        edges = (0, *steps.resets, len(x))
         outs: list[Tensor] = []
         for begin, end in pairwise(edges):
             if begin:
-                starts_anew = layout.goes_on(begin).logical_not().view(1, -1, 1)
+                starts_anew = steps.goes_on(begin).logical_not().view(1, -1, 1)
                 present = [s.masked_fill(starts_anew, 0.0) for s in present]
             out, after = self.rnn(x[begin:end], self._packed(present))
             present = list(after) if isinstance(after, tuple) else [after]
             outs.append(out)
-        return outs[0] if len(outs) == 1 else torch.cat(outs)
+        out = outs[0] if len(outs) == 1 else torch.cat(outs)
+        return out, [s.transpose(0, 1) for s in present]
 
     def states_before_step(self, td: TensorDictBase, who: str) -> list[Tensor]:
         """The states ``[N, layers, H]`` of ``td [N]``, zeroed where an episode starts.

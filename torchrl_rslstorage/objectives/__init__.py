@@ -8,11 +8,13 @@ from torchrl_rslstorage.objectives.amp import (
     lerp_rewards,
     style_reward,
 )
+from torchrl_rslstorage.objectives.distillation import DistillationLoss
 from torchrl_rslstorage.objectives.ppo import RSLPPOLoss
 from torchrl_rslstorage.objectives.returns import normalize_advantage
 
 __all__ = [
     "AMPLoss",
+    "DistillationLoss",
     "RSLPPOLoss",
     "RolloutGAE",
     "StyleReward",

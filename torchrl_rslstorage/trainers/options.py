@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from torchrl_rslstorage.modules.heads import Activation, StdType
 from torchrl_rslstorage.trainers.config import PPOConfig
@@ -43,7 +43,8 @@ HIDDEN_VELOCITY = dataclasses.replace(PENDULUM, max_iterations=250)
 GYMNASIUM = TaskDefaults(64, 32, 489, (256, 128), 256, True, 0.5)
 """Any Gymnasium id: one million transitions. MuJoCo's actions lie in [−1, 1], which RSL-RL's std of 1 spends
 a third of its samples outside of; with half of it HalfCheetah learned twice as much (README, Learning)."""
-_DEFAULTS = {"pendulum": PENDULUM, "pendulum-hidden-velocity": HIDDEN_VELOCITY}
+
+Options = TypeVar("Options", bound="RunOptions")
 
 _AT_LEAST_ONE = (
     "num_envs",
@@ -57,8 +58,16 @@ _AT_LEAST_ONE = (
 
 
 @dataclass
-class TrainOptions:
-    """Options of ``rslstorage train``; names and defaults are RSL-RL's where RSL-RL has them."""
+class RunOptions:
+    """What every kind of run can be told; names and defaults are RSL-RL's where RSL-RL has them."""
+
+    task_defaults: ClassVar[Mapping[str, TaskDefaults]] = {
+        "pendulum": PENDULUM,
+        "pendulum-hidden-velocity": HIDDEN_VELOCITY,
+    }
+    other_defaults: ClassVar[TaskDefaults] = GYMNASIUM
+    algorithms: ClassVar[Mapping[str, type]] = {}
+    """The options that are a config of their own, which has a ``check``, by name."""
 
     task: Task = "pendulum"
     """"pendulum" or "pendulum-hidden-velocity" (embedded), or any Gymnasium id."""
@@ -92,8 +101,6 @@ class TrainOptions:
     """Learn the standard deviation, or its logarithm."""
     device: str = "cpu"
     """Where everything runs: cpu, cuda, cuda:1, …"""
-    compile: bool = False
-    """Compile the optimisation step: the first one takes half a minute, the others a fraction."""
     num_threads: int = 1
     """CPU threads of torch: for small networks one is fastest, and on a busy machine by far."""
     logger: Literal["csv", "tensorboard"] = "csv"
@@ -102,16 +109,14 @@ class TrainOptions:
     """Iterations between checkpoints."""
     progress_bar: bool = True
     """Show a progress bar."""
-    ppo: PPOConfig = field(default_factory=PPOConfig)
-    """The algorithm."""
 
-    def resolved(self) -> TrainOptions:
+    def resolved(self: Options) -> Options:
         """These options with the task's own values for what was left out.
 
         Raises:
             ValueError: a number is out of its range.
         """
-        defaults = _DEFAULTS.get(self.task, GYMNASIUM)
+        defaults = self.task_defaults.get(self.task, self.other_defaults)
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         for f in fields(defaults):
             if values[f.name] is None:
@@ -120,9 +125,10 @@ class TrainOptions:
             if values[name] < 1:
                 raise ValueError(f"`{name}` must be at least 1, got {values[name]}.")
         check_seed(self.seed)
-        self.ppo.check()
+        for name in self.algorithms:
+            values[name].check()
         values["hidden_dims"] = tuple(values["hidden_dims"])
-        return TrainOptions(**values)
+        return type(self)(**values)
 
     def as_config(self) -> dict[str, Any]:
         """Everything, as ``config.json`` keeps it; ``run_dir`` is the folder itself and left out."""
@@ -131,19 +137,31 @@ class TrainOptions:
         return config
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any], run_dir: Path) -> TrainOptions:
+    def from_config(cls: type[Options], config: Mapping[str, Any], run_dir: Path) -> Options:
         """Reads back what `as_config` wrote.
 
         Raises:
             RunFolderError: an entry is unknown or missing: another program or version wrote it.
         """
         try:
-            values = {**config, "ppo": PPOConfig(**config["ppo"]), "run_dir": run_dir}
-            return cls(**values).resolved()
+            algorithms = {name: kind(**config[name]) for name, kind in cls.algorithms.items()}
+            return cls(**{**config, **algorithms, "run_dir": run_dir}).resolved()
         except (TypeError, KeyError, ValueError) as error:
             raise RunFolderError(
                 f"{run_dir / 'config.json'} is not a config of this version: {error}."
             ) from error
+
+
+@dataclass
+class TrainOptions(RunOptions):
+    """Options of ``rslstorage train``."""
+
+    algorithms = {"ppo": PPOConfig}  # noqa: RUF012 - a ClassVar of the base
+
+    compile: bool = False
+    """Compile the optimisation step: the first one takes half a minute, the others a fraction."""
+    ppo: PPOConfig = field(default_factory=PPOConfig)
+    """The algorithm."""
 
 
 def check_seed(seed: int) -> None:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torchrl.envs import EnvBase, ExplorationType, set_exploration_type
 from torchrl.record.loggers import CSVLogger
@@ -21,25 +18,26 @@ from torchrl_rslstorage._extras import require_extra
 from torchrl_rslstorage.collectors import RolloutCollector
 from torchrl_rslstorage.collectors.rollout_collector import carry_on, states_carried_by_us, take_states
 from torchrl_rslstorage.data import RolloutBuffer
-from torchrl_rslstorage.envs import make_env
-from torchrl_rslstorage.modules import (
-    ActorCritic,
-    GaussianActor,
-    MLPActor,
-    MLPCritic,
-    RNNActor,
-    RNNCritic,
-    ValueCritic,
+from torchrl_rslstorage.modules import ActorCritic, GaussianActor
+from torchrl_rslstorage.trainers.building import (
+    actor_of,
+    critic_of,
+    environment_of,
+    find_checkpoint,
+    seed_everything,
 )
-from torchrl_rslstorage.trainers.checkpoints import latest_checkpoint, load_checkpoint, remove_leftovers
-from torchrl_rslstorage.trainers.options import TrainOptions, check_seed
+from torchrl_rslstorage.trainers.checkpoints import load_checkpoint, remove_leftovers
+from torchrl_rslstorage.trainers.distill_options import TEACHER_CONFIG, DistillOptions, options_of
+from torchrl_rslstorage.trainers.distill_run import build_distillation
+from torchrl_rslstorage.trainers.options import RunOptions, TrainOptions, check_seed
 from torchrl_rslstorage.trainers.ppo_trainer import RSLPPOTrainer
-from torchrl_rslstorage.trainers.run_folder import RunFolder, RunFolderError, versions
+from torchrl_rslstorage.trainers.run_folder import RunFolder, versions
+from torchrl_rslstorage.trainers.window_trainer import WindowTrainer
 
 Report = Callable[[str], None]
 
 
-def start_run(options: TrainOptions, report: Report = print) -> dict[str, Any]:
+def start_run(options: TrainOptions | DistillOptions, report: Report = print) -> dict[str, Any]:
     """Trains in a new run folder; returns its summary.
 
     Raises:
@@ -54,9 +52,13 @@ def start_run(options: TrainOptions, report: Report = print) -> dict[str, Any]:
     assert options.run_dir is not None
     folder = RunFolder(options.run_dir)
     _require_extras(options)
-    with _environment(options) as env:
-        trainer = _build(folder, options, env)  # before the folder: what cannot be trained leaves none behind
-        folder = RunFolder.create(folder.path, options.as_config())
+    config = options.as_config()
+    if isinstance(options, DistillOptions):
+        config[TEACHER_CONFIG] = find_checkpoint(options.teacher)[0].config
+    with environment_of(options) as env:
+        # Before the folder: what cannot be trained leaves none behind.
+        trainer = _build(folder, options, env, config)
+        folder = RunFolder.create(folder.path, config)
         return _train(folder, options, trainer, report)
 
 
@@ -73,12 +75,12 @@ def resume_run(path: Path, max_iterations: int | None = None, report: Report = p
         CheckpointError: its checkpoint is broken.
     """
     folder = RunFolder.open(path)
-    options = TrainOptions.from_config(folder.config, path)
+    options = options_of(folder.config, path)
     if max_iterations is not None:
         options = dataclasses.replace(options, max_iterations=max_iterations).resolved()
     _require_extras(options)
-    with _environment(options) as env:
-        trainer = _build(folder, options, env)
+    with environment_of(options) as env:
+        trainer = _build(folder, options, env, folder.config)
         latest = trainer.latest_checkpoint
         if latest is not None:
             trainer.load_checkpoint(latest)
@@ -115,14 +117,14 @@ def evaluate_run(
         if number is not None and number < 1:
             raise ValueError(f"`{name}` must be at least 1, got {number}.")
     check_seed(seed)
-    folder, checkpoint = _find_checkpoint(path)
-    options = TrainOptions.from_config(folder.config, folder.path)
+    folder, checkpoint = find_checkpoint(path)
+    options = options_of(folder.config, folder.path)
     width = min(num_episodes, num_envs or options.num_envs or num_episodes)
     options = dataclasses.replace(options, num_envs=width, seed=seed)
     torch.set_num_threads(options.num_threads)
     torch.manual_seed(seed)
-    with _environment(options, train=False) as env:
-        actor, _ = _networks(options, env)
+    with environment_of(options, train=False) as env:
+        actor = actor_of(options, env)
         load_checkpoint(checkpoint, {"actor": actor})
         actor.eval()
         returns = _play(env, actor, -(-num_episodes // width), stochastic)
@@ -162,16 +164,14 @@ def _play(env: EnvBase, actor: GaussianActor, each: int, stochastic: bool) -> to
     return torch.cat(ended, 1)
 
 
-def _require_extras(options: TrainOptions) -> None:
+def _require_extras(options: RunOptions) -> None:
     """Everything that is needed at the end of a run, asked for before it begins."""
     require_extra("matplotlib.figure", "cli", feature="the learning curve")
     if options.logger == "tensorboard":
         require_extra("tensorboard", "log", feature="the TensorBoard logger")
 
 
-def _train(
-    folder: RunFolder, options: TrainOptions, trainer: RSLPPOTrainer, report: Report
-) -> dict[str, Any]:
+def _train(folder: RunFolder, options: RunOptions, trainer: WindowTrainer, report: Report) -> dict[str, Any]:
     frames = trainer.collected_frames
     begin = f"Resuming at {frames:,} frames:" if frames else "Training"
     report(f"{begin} {options.task} in {folder.path}.")
@@ -190,12 +190,14 @@ def _train(
     return {"run": str(folder.path), **summary}
 
 
-def _build(folder: RunFolder, options: TrainOptions, env: EnvBase) -> RSLPPOTrainer:
+def _build(
+    folder: RunFolder, options: TrainOptions | DistillOptions, env: EnvBase, config: Mapping[str, Any]
+) -> WindowTrainer:
     assert options.num_envs and options.num_steps_per_env and options.max_iterations
-    torch.set_num_threads(options.num_threads)
-    for seed in (torch.manual_seed, np.random.seed, random.seed):
-        seed(options.seed)
-    actor, critic = _networks(options, env)
+    if isinstance(options, DistillOptions):
+        return build_distillation(folder, options, env, config)
+    seed_everything(options)
+    actor, critic = actor_of(options, env), critic_of(options, env)
     buffer = RolloutBuffer(options.num_steps_per_env, options.num_envs, device=options.device)
     collector = RolloutCollector(env, ActorCritic(actor, critic), replay_buffer=buffer)
     frames = options.num_envs * options.num_steps_per_env
@@ -212,58 +214,10 @@ def _build(folder: RunFolder, options: TrainOptions, env: EnvBase) -> RSLPPOTrai
     )
 
 
-def _networks(options: TrainOptions, env: EnvBase) -> tuple[GaussianActor, ValueCritic]:
-    shape: dict[str, Any] = {
-        "hidden_dims": options.hidden_dims,
-        "activation": options.activation,
-        "normalize_observations": options.obs_normalization,
-    }
-    actor_class, critic_class = MLPActor, MLPCritic
-    if options.policy != "mlp":
-        actor_class, critic_class = RNNActor, RNNCritic
-        shape["rnn_type"] = options.policy
-        shape["rnn_hidden_dim"] = options.rnn_hidden_dim
-        shape["rnn_num_layers"] = options.rnn_num_layers
-    groups = observation_groups(env)
-    actor = actor_class.for_env(env, groups, init_std=options.init_std, std_type=options.std_type, **shape)
-    critic = critic_class.for_env(env, groups, **shape)
-    return actor.to(options.device), critic.to(options.device)
-
-
-def observation_groups(env: EnvBase) -> list[Any]:
-    """Every observation of the environment, in its own order."""
-    return list(env.observation_spec.keys(include_nested=True, leaves_only=True))
-
-
-@contextlib.contextmanager
-def _environment(options: TrainOptions, *, train: bool = True) -> Iterator[EnvBase]:
-    """The task of ``options``, closed in the end whatever happens."""
-    assert options.num_envs
-    try:
-        device = torch.device(options.device)
-        torch.zeros((), device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise ValueError(f"There is no device {options.device!r} here: {reason}") from error
-    env = make_env(
-        options.task,
-        options.num_envs,
-        device=device,
-        seed=options.seed,
-        train=train,
-        clip_actions=options.clip_actions,
-    )
-    try:
-        yield env
-    finally:
-        if not env.is_closed:
-            env.close()
-
-
 class _Progress:
     """One line every tenth of a run, for terminals that cannot show a bar, and for log files."""
 
-    def __init__(self, trainer: RSLPPOTrainer, report: Report) -> None:
+    def __init__(self, trainer: WindowTrainer, report: Report) -> None:
         self._trainer = trainer
         self._report = report
         self._tenth = self._now()
@@ -280,7 +234,7 @@ class _Progress:
         self._report(f"{frames:>12,} frames   mean reward {mean:>10.1f}   {fps:>9,.0f} frames/s")
 
 
-def _loggers(folder: RunFolder, options: TrainOptions) -> list[Logger]:
+def _loggers(folder: RunFolder, options: RunOptions) -> list[Logger]:
     loggers: list[Logger] = [CSVLogger(folder.logs.name, log_dir=str(folder.path))]
     if options.logger == "tensorboard":
         from torchrl.record.loggers.tensorboard import TensorboardLogger
@@ -297,7 +251,7 @@ def _close(logger: Logger) -> None:
             handle.close()
 
 
-def _summary(trainer: RSLPPOTrainer, options: TrainOptions) -> dict[str, Any]:
+def _summary(trainer: WindowTrainer, options: RunOptions) -> dict[str, Any]:
     collector = trainer.collector
     assert isinstance(collector, RolloutCollector)
     episodes = collector.statistics.summary()
@@ -312,21 +266,3 @@ def _summary(trainer: RSLPPOTrainer, options: TrainOptions) -> dict[str, Any]:
         "seed": options.seed,
         "versions": versions(),
     }
-
-
-def _find_checkpoint(path: Path) -> tuple[RunFolder, Path]:
-    """The run that ``path`` belongs to, and the checkpoint that it means."""
-    path = Path(path)
-    if (path / "config.json").is_file():
-        folder = RunFolder.open(path)
-        latest = latest_checkpoint(folder.checkpoints)
-        if latest is None:
-            raise RunFolderError(f"{path} has no checkpoint yet: let it train on (rslstorage resume {path}).")
-        return folder, latest
-    if not path.exists():
-        raise RunFolderError(f"{path} does not exist: name a run folder or one of its checkpoints.")
-    if not (path.resolve().parent.parent / "config.json").is_file():
-        raise RunFolderError(
-            f"{path} is neither a run folder nor a checkpoint inside one: there is no config.json beside it."
-        )
-    return RunFolder.open(path.resolve().parent.parent), path
