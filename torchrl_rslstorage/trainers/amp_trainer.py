@@ -118,7 +118,6 @@ class AMPTrainer(RSLPPOTrainer):
         self.policy_sampler, self.demonstration_sampler = self._sampler_beside(), self._sampler_beside()
         self.policy_history = self._history(amp.history_length, self.policy_sampler)
         self.demonstration_history = self._history(buffer.num_steps, self.demonstration_sampler)
-        self._triples: Iterator[tuple[TensorDictBase, ...]] = iter(())
         self._sums: Tensor | None = None
         self._rewards: Tensor | None = None
         self._new: tuple[TensorDictBase, TensorDictBase] | None = None
@@ -133,15 +132,9 @@ class AMPTrainer(RSLPPOTrainer):
 
     # -- one iteration ---------------------------------------------------------------------------
 
-    def _begin_update(self) -> None:
+    def _prepare(self) -> None:
         self._take_in_the_window()
-        super()._begin_update()
-        window = self.buffer.num_steps * self.buffer.num_envs
-        # The first windows hold fewer whole pairs than transitions.
-        self.policy_sampler.num_samples = min(window, len(self.policy_history))
-        self.demonstration_sampler.num_samples = window
-        self._triples = zip_mini_batches(self.buffer, self.policy_history, self.demonstration_history)
-        self._sums = None
+        super()._prepare()
 
     @torch.no_grad()
     def _take_in_the_window(self) -> None:
@@ -165,11 +158,23 @@ class AMPTrainer(RSLPPOTrainer):
         """What the discriminator reads of ``pairs``, and nothing else."""
         return pairs.select(*self.discriminator.in_keys)
 
-    def _next_mini_batch(self, batch: Any) -> TensorDictBase | None:
-        triple = next(self._triples, None)
-        if triple is None:
-            return None
-        rollout, policy, demonstration = triple
+    def _mini_batches(self) -> Iterator[TensorDictBase]:
+        window = self.buffer.num_steps * self.buffer.num_envs
+        # The first windows hold fewer whole pairs than transitions.
+        self.policy_sampler.num_samples = min(window, len(self.policy_history))
+        self.demonstration_sampler.num_samples = window
+        self._sums = None
+        triples = zip_mini_batches(
+            rollout=self.buffer,
+            policy_history=self.policy_history,
+            demonstration_history=self.demonstration_history,
+        )
+        for rollout, policy, demonstration in triples:
+            self._teach(policy, demonstration)
+            yield rollout
+
+    def _teach(self, policy: TensorDictBase, demonstration: TensorDictBase) -> None:
+        """One step of the discriminator."""
         terms = self.amp_loss.terms(policy, demonstration)
         self.discriminator_optimizer.zero_grad()
         total_loss(terms).backward()
@@ -177,7 +182,6 @@ class AMPTrainer(RSLPPOTrainer):
         self.discriminator_optimizer.step()
         metrics = torch.stack(list(terms.values())).detach()
         self._sums = metrics if self._sums is None else self._sums + metrics
-        return rollout
 
     @torch.no_grad()
     def _end_iteration(self) -> None:
@@ -203,7 +207,10 @@ class AMPTrainer(RSLPPOTrainer):
     # -- checkpoints -----------------------------------------------------------------------------
 
     def checkpoint_components(self) -> dict[str, Any]:
-        """What a checkpoint holds: PPO's parts, the discriminator's, and the policy's history."""
+        """What a checkpoint holds: PPO's parts, the discriminator's, and the policy's history.
+
+        The demonstrations' history is drawn anew in every iteration.
+        """
         return {
             **super().checkpoint_components(),
             "discriminator": self.discriminator,

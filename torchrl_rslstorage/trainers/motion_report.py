@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import io
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from tensordict.utils import NestedKey
 from torch import Tensor
-from torchrl.envs import EnvBase, ExplorationType, set_exploration_type
+from torchrl.envs import EnvBase
 
 from torchrl_rslstorage._extras import require_extra
 from torchrl_rslstorage._files import atomic_write_bytes
-from torchrl_rslstorage.collectors.rollout_collector import carry_on, states_carried_by_us, take_states
+from torchrl_rslstorage.trainers.playing import play
 
 _DRAWN_ENVS = 6
 _DRAWN_FEATURES = 6
@@ -66,7 +67,6 @@ def align_motion(states: Tensor, reference: Tensor) -> Alignment:
     return Alignment(best.values, best.indices)
 
 
-@torch.no_grad()
 def record_motion(
     env: EnvBase, actor: Any, keys: list[NestedKey], *, num_steps: int, settle_steps: int
 ) -> Tensor:
@@ -79,18 +79,8 @@ def record_motion(
         num_steps: states recorded.
         settle_steps: steps before the first one, in which a policy finds from its start to its motion.
     """
-    carrier, states = env.reset(), states_carried_by_us(env, actor)
-    carrier.set("is_init", torch.ones_like(carrier.get("done")))
-    recorded: list[Tensor] = []
-    with set_exploration_type(ExplorationType.DETERMINISTIC):
-        for step in range(settle_steps + num_steps):
-            if step >= settle_steps:
-                recorded.append(torch.cat([carrier.get(key) for key in keys], -1).clone())
-            carrier = actor(carrier)
-            made = take_states(carrier, states)
-            stepped, carrier = env.step_and_maybe_reset(carrier)
-            carrier = carry_on(made, stepped.get(("next", "done")), carrier)
-    return torch.stack(recorded)
+    steps = islice(play(env, actor), settle_steps, settle_steps + num_steps)
+    return torch.stack([torch.cat([step.get(key) for key in keys], -1) for step in steps])
 
 
 def draw_motions(path: Path, states: Tensor, reference: Tensor, dt: float, title: str) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from torchrl_rslstorage.modules.heads import Activation, StdType
-from torchrl_rslstorage.trainers.config import PPOConfig
+from torchrl_rslstorage.trainers.config import AMPConfig, PPOConfig
 from torchrl_rslstorage.trainers.run_folder import RunFolderError
 
 if TYPE_CHECKING:
@@ -40,6 +40,8 @@ PENDULUM = TaskDefaults(256, 24, 110, (64, 64), 64, False, 1.0)
 """The embedded task: 676 thousand transitions, half a minute of training on two cores."""
 HIDDEN_VELOCITY = dataclasses.replace(PENDULUM, max_iterations=250)
 """The embedded task that takes memory: 1.5 million transitions, two minutes with an LSTM."""
+POINT_MASS = dataclasses.replace(PENDULUM, max_iterations=100, init_std=0.3)
+"""The embedded task of motions: 614 thousand transitions."""
 GYMNASIUM = TaskDefaults(64, 32, 489, (256, 128), 256, True, 0.5)
 """Any Gymnasium id: one million transitions. MuJoCo's actions lie in [−1, 1], which RSL-RL's std of 1 spends
 a third of its samples outside of; with half of it HalfCheetah learned twice as much (README, Learning)."""
@@ -64,13 +66,14 @@ class RunOptions:
     task_defaults: ClassVar[Mapping[str, TaskDefaults]] = {
         "pendulum": PENDULUM,
         "pendulum-hidden-velocity": HIDDEN_VELOCITY,
+        "point-mass": POINT_MASS,
     }
     other_defaults: ClassVar[TaskDefaults] = GYMNASIUM
     algorithms: ClassVar[Mapping[str, type]] = {}
     """The options that are a config of their own, which has a ``check``, by name."""
 
     task: Task = "pendulum"
-    """"pendulum" or "pendulum-hidden-velocity" (embedded), or any Gymnasium id."""
+    """"pendulum", "pendulum-hidden-velocity" or "point-mass" (embedded), or any Gymnasium id."""
     seed: int = 0
     """Seeds networks, environments and mini-batches."""
     run_dir: Path | None = None
@@ -156,12 +159,16 @@ class RunOptions:
 class TrainOptions(RunOptions):
     """Options of ``rslstorage train``."""
 
-    algorithms = {"ppo": PPOConfig}  # noqa: RUF012 - a ClassVar of the base
+    algorithms = {"ppo": PPOConfig, "style": AMPConfig}  # noqa: RUF012 - a ClassVar of the base
 
+    amp: str | None = None
+    """Learn to move like a motion (a .npz or DeepMimic file, a folder or a pattern; "circle" is embedded)."""
     compile: bool = False
     """Compile the optimisation step: the first one takes half a minute, the others a fraction."""
     ppo: PPOConfig = field(default_factory=PPOConfig)
     """The algorithm."""
+    style: AMPConfig = field(default_factory=AMPConfig)
+    """What ``--amp`` trains with."""
 
 
 def check_seed(seed: int) -> None:

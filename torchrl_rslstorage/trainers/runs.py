@@ -10,15 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torchrl.envs import EnvBase, ExplorationType, set_exploration_type
+from torchrl.envs import EnvBase
 from torchrl.record.loggers import CSVLogger
 from torchrl.record.loggers.common import Logger
 
 from torchrl_rslstorage._extras import require_extra
 from torchrl_rslstorage.collectors import RolloutCollector
-from torchrl_rslstorage.collectors.rollout_collector import carry_on, states_carried_by_us, take_states
 from torchrl_rslstorage.data import RolloutBuffer
 from torchrl_rslstorage.modules import ActorCritic, GaussianActor
+from torchrl_rslstorage.trainers.amp_run import build_amp, report_motion
+from torchrl_rslstorage.trainers.amp_trainer import AMPTrainer
 from torchrl_rslstorage.trainers.building import (
     actor_of,
     critic_of,
@@ -30,6 +31,7 @@ from torchrl_rslstorage.trainers.checkpoints import load_checkpoint, remove_left
 from torchrl_rslstorage.trainers.distill_options import TEACHER_CONFIG, DistillOptions, options_of
 from torchrl_rslstorage.trainers.distill_run import build_distillation
 from torchrl_rslstorage.trainers.options import RunOptions, TrainOptions, check_seed
+from torchrl_rslstorage.trainers.playing import play
 from torchrl_rslstorage.trainers.ppo_trainer import RSLPPOTrainer
 from torchrl_rslstorage.trainers.run_folder import RunFolder, versions
 from torchrl_rslstorage.trainers.window_trainer import WindowTrainer
@@ -138,29 +140,22 @@ def evaluate_run(
     }
 
 
-@torch.no_grad()
 def _play(env: EnvBase, actor: GaussianActor, each: int, stochastic: bool) -> torch.Tensor:
     """Returns and lengths ``[2, N·each]`` of every environment's first ``each`` episodes."""
     num_envs = env.batch_size[0]
     sums = torch.zeros(2, num_envs, dtype=torch.float64)
     ended: list[torch.Tensor] = []
     left = torch.full((num_envs,), each)
-    kind = ExplorationType.RANDOM if stochastic else ExplorationType.DETERMINISTIC
-    carrier, states = env.reset(), states_carried_by_us(env, actor)
-    carrier.set("is_init", torch.ones_like(carrier.get("done")))
-    with set_exploration_type(kind):
-        while bool((left > 0).any()):
-            carrier = actor(carrier)
-            made = take_states(carrier, states)
-            stepped, carrier = env.step_and_maybe_reset(carrier)
-            carrier = carry_on(made, stepped["next", "done"], carrier)
-            sums[0] += stepped["next", "reward"].view(-1).cpu()
-            sums[1] += 1
-            done = stepped["next", "done"].view(-1).cpu()
-            if bool(done.any()):
-                ended.append(sums[:, done & (left > 0)])
-                left -= done.long()
-                sums.masked_fill_(done, 0)
+    for step in play(env, actor, stochastic=stochastic):
+        sums[0] += step["next", "reward"].view(-1).cpu()
+        sums[1] += 1
+        done = step["next", "done"].view(-1).cpu()
+        if bool(done.any()):
+            ended.append(sums[:, done & (left > 0)])
+            left -= done.long()
+            sums.masked_fill_(done, 0)
+        if not bool((left > 0).any()):
+            break
     return torch.cat(ended, 1)
 
 
@@ -185,6 +180,8 @@ def _train(folder: RunFolder, options: RunOptions, trainer: WindowTrainer, repor
         for logger in trainer.loggers:
             _close(logger)
     summary = _summary(trainer, options)
+    if isinstance(options, TrainOptions) and isinstance(trainer, AMPTrainer):
+        summary |= report_motion(folder, options, trainer)
     folder.write_summary(summary)
     folder.plot_learning_curve(f"{options.task}, seed {options.seed}")
     return {"run": str(folder.path), **summary}
@@ -201,17 +198,17 @@ def _build(
     buffer = RolloutBuffer(options.num_steps_per_env, options.num_envs, device=options.device)
     collector = RolloutCollector(env, ActorCritic(actor, critic), replay_buffer=buffer)
     frames = options.num_envs * options.num_steps_per_env
-    return RSLPPOTrainer(
-        collector,
-        actor,
-        critic,
-        total_frames=frames * options.max_iterations,
-        config=options.ppo,
-        checkpoint_dir=folder.checkpoints,
-        save_interval=options.save_interval,
-        progress_bar=options.progress_bar and sys.stderr.isatty(),
-        compile=options.compile,
-    )
+    trainer_options: dict[str, Any] = {
+        "total_frames": frames * options.max_iterations,
+        "config": options.ppo,
+        "checkpoint_dir": folder.checkpoints,
+        "save_interval": options.save_interval,
+        "progress_bar": options.progress_bar and sys.stderr.isatty(),
+        "compile": options.compile,
+    }
+    if options.amp is not None:
+        return build_amp(options, env, collector, actor, critic, **trainer_options)
+    return RSLPPOTrainer(collector, actor, critic, **trainer_options)
 
 
 class _Progress:

@@ -110,6 +110,10 @@ class WindowTrainer(TrainerBase):
     def _prepare(self) -> None:
         """What is computed on a full window before its first mini-batch."""
 
+    def _mini_batches(self) -> Iterator[TensorDictBase]:
+        """One fresh, whole update of the buffer."""
+        return iter(self.buffer)
+
     def _networks(self) -> dict[str, Any]:
         """What a checkpoint names first."""
         raise NotImplementedError
@@ -134,7 +138,7 @@ class WindowTrainer(TrainerBase):
     def _begin_update(self) -> None:
         self._collect_seconds = self._lap()
         self._prepare()
-        self._batches = iter(self.buffer)
+        self._batches = self._mini_batches()
 
     def _next_mini_batch(self, batch: Any) -> TensorDictBase | None:
         return next(self._batches, None)
