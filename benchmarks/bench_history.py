@@ -7,8 +7,8 @@ rsl-rl-lib 5.5.1 has no history.
 
 *Append*: the memcpy bound copies one row into the next of as many rows, so that it meets the same memory.
 
-*Mini-batches*: 5 epochs x 4, out of what a window of 24 steps asks for or of what the history holds, whichever
-is less. Ours draws anew for each epoch; ``ours_one_draw`` once for all of them, and ``ours_partly_reset``
+*Mini-batches*: 5 epochs x 4, of as many cells an epoch as a window of 24 steps has transitions, or as the
+history holds. Ours draws anew for each epoch; ``ours_one_draw`` once for all of them, and ``ours_partly_reset``
 anew, after a third of the environments were reset and half of ``max_len`` was appended. TorchRL's ring draws
 with replacement.
 """
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from tensordict import TensorDict
@@ -55,11 +56,9 @@ def make_step(shape: Shape, settings: Settings) -> TensorDict:
     return TensorDict({"policy": observation}, [shape.num_envs], device=settings.device)
 
 
-def our_history(
-    shape: Shape, settings: Settings, step: TensorDict, *, redraw: str = "epoch"
-) -> HistoryBuffer:
+def our_history(shape: Shape, settings: Settings, step: TensorDict, **options: Any) -> HistoryBuffer:
     """A full history."""
-    sampler = HistorySampler(NUM_MINI_BATCHES, NUM_EPOCHS, num_samples(shape), redraw)  # pyright: ignore
+    sampler = HistorySampler(NUM_MINI_BATCHES, NUM_EPOCHS, num_samples(shape), **options)
     buffer = HistoryBuffer(shape.num_steps, shape.num_envs, sampler=sampler, device=settings.device)
     for _ in range(shape.num_steps):
         buffer.append(step)
