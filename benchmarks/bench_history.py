@@ -8,7 +8,7 @@ rsl-rl-lib 5.5.1 has no history.
 *Append*: the memcpy bound copies one row into the next of as many rows, so that it meets the same memory.
 
 *Mini-batches*: 5 epochs x 4, of as many cells an epoch as a window of 24 steps has transitions, or as the
-history holds. Ours draws anew for each epoch; ``ours_one_draw`` once for all of them, and ``ours_partly_reset``
+history holds. Ours draws anew for each epoch; ``ours_one_draw`` once for all of them; ``ours_partly_reset``
 anew, after a third of the environments were reset and half of ``max_len`` was appended. TorchRL's ring draws
 with replacement.
 """

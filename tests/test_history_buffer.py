@@ -7,7 +7,7 @@ import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from oracles_history import Twin, check_random_program, make_step, same
+from oracles_history import Twin, Waits, check_random_program, make_step, same
 from tensordict import LazyStackedTensorDict, TensorDict
 from torchrl.data.replay_buffers import RandomSampler, ReplayBuffer
 from torchrl.envs import DoubleToFloat
@@ -256,6 +256,48 @@ def test_unmasked_appends_are_row_copies_again_once_all_environments_are_reset()
     assert not buffer.storage.ring.is_aligned
     buffer.reset()
     assert buffer.storage.ring.is_aligned
+
+
+def write_and_read(buffer: HistoryBuffer, steps: list[TensorDict], mask: torch.Tensor) -> None:
+    """All that happens between two updates, with everything on the device."""
+    ages = torch.arange(len(mask), device=mask.device)
+    for written in (None, mask, None):
+        buffer.append(steps[0], written)
+        buffer.extend(torch.stack(steps), written)
+        buffer.reset(mask)
+        buffer.at_age(1)
+        buffer.at_age(ages)
+        buffer.history()
+
+
+def test_writing_and_reading_never_wait_for_the_device_and_an_update_does_once():
+    buffer = HistoryBuffer(3, 4, sampler=HistorySampler(2, 3, 5))
+    steps, mask = [make_step(k, 4) for k in range(5)], torch.tensor([True, False, False, True])
+    with Waits() as waits:
+        write_and_read(buffer, steps, mask)
+    assert waits.names == []
+    with Waits() as waits:
+        assert sum(1 for _ in buffer) == 6  # list() would also ask for len(buffer)
+    assert waits.names == ["_local_scalar_dense"]
+    with Waits() as waits:
+        mask.any().item()
+        mask.nonzero()
+    assert len(waits.names) == 2
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_on_a_cuda_device_writing_and_reading_do_not_wait_for_it():
+    buffer = HistoryBuffer(3, 4, sampler=HistorySampler(2, 3, 5), device="cuda")
+    steps = [make_step(k, 4).to("cuda") for k in range(5)]
+    mask = torch.tensor([True, False, False, True], device="cuda")
+    write_and_read(buffer, steps, mask)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        write_and_read(buffer, steps, mask)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert [batch.device.type for batch in buffer] == ["cuda"] * 6
 
 
 # -- errors --------------------------------------------------------------------------------------
