@@ -22,6 +22,7 @@ if __package__ in (None, ""):  # run by its path, as `rslstorage bench` does
 
 from benchmarks import (
     bench_gae,
+    bench_history,
     bench_iteration,
     bench_loss,
     bench_memory,
@@ -40,6 +41,7 @@ SUBJECTS: dict[str, Any] = {
     "loss": bench_loss,
     "iteration": bench_iteration,
     "recurrent": bench_recurrent,
+    "history": bench_history,
     "memory": bench_memory,
 }
 

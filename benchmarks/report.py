@@ -21,6 +21,9 @@ TITLES = {
     "iteration": "one iteration",
     "recurrent_mini_batches": "recurrent, 20 mini-batches",
     "recurrent_update": "recurrent, one epoch",
+    "history_append": "history, one append",
+    "history_at_age": "history, one read by age",
+    "history_mini_batches": "history, 20 mini-batches",
     "memory_mini_batches": "memory beside the window, 20 mini-batches",
     "memory_update": "memory beside the window, one update",
     "memory_growth": "memory growth",
@@ -52,6 +55,12 @@ GOALS: dict[tuple[str, str], Goal] = {
     ("recurrent_update", "M, 0.5 % done"): (1, None, ""),
     ("recurrent_update", "M, 5 % done"): (1.4, None, ""),
     ("recurrent_update", "M, 30 % done"): (3, None, ""),
+    ("history_append", "10x4096"): (None, 4, "memcpy ≤ 1.5"),
+    ("history_append", "30x4096"): (None, 4, "memcpy ≤ 1.5"),
+    ("history_append", "100x4096"): (None, 4, "memcpy ≤ 1.5"),
+    ("history_mini_batches", "10x4096"): (None, 2.5, ""),
+    ("history_mini_batches", "30x4096"): (None, 2.5, ""),
+    ("history_mini_batches", "100x4096"): (None, 2.5, ""),
 }
 """What we set out to reach: how many times longer rsl-rl-lib and TorchRL take, and the rest in words."""
 

@@ -13,6 +13,7 @@ import torch
 from oracles import tensors
 from tensordict import TensorDict
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchrl_rslstorage import HistoryBuffer, HistorySampler
 
@@ -210,6 +211,22 @@ def check_epochs(held: list[int], epochs: list[list[int]], num_samples: int, red
 def _spread(drawn: Counter[int], held: list[int]) -> int:
     times = [drawn[cell] for cell in held]
     return max(times) - min(times)
+
+
+class Waits(TorchDispatchMode):
+    """Counts the operations whose result the host has to wait for."""
+
+    NAMES = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero", "unique")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func._schema.name.removeprefix("aten::")
+        if name.startswith(self.NAMES):
+            self.names.append(name)
+        return func(*args, **(kwargs or {}))
 
 
 def check_random_program(seed: int, num_actions: int = 60, *, masks: bool = True) -> None:

@@ -22,6 +22,7 @@ sys.path.insert(0, str(ROOT))
 import benchmarks  # noqa: E402 - found from a checkout only
 from benchmarks import (  # noqa: E402
     bench_gae,
+    bench_history,
     bench_iteration,
     bench_loss,
     bench_memory,
@@ -55,6 +56,11 @@ SUBJECTS = {
         "update": {OURS, RSL_RL, TORCHRL},
     },
     bench_iteration: {"iteration": {OURS, RSL_RL, TORCHRL}},
+    bench_history: {
+        "history_append": {OURS, TORCHRL, MEMCPY, "torchrl_extend"},
+        "history_at_age": {OURS, TORCHRL, MEMCPY, "ours_one_age"},
+        "history_mini_batches": {OURS, TORCHRL, MEMCPY, "ours_partly_reset", "ours_one_draw"},
+    },
     bench_recurrent: {
         "recurrent_mini_batches": {OURS, RSL_RL, TORCHRL, MEMCPY},
         "recurrent_update": {OURS, RSL_RL},

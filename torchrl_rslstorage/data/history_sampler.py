@@ -151,6 +151,7 @@ class HistorySampler(UpdateSampler[HistoryStorage]):
         """The next ``count`` cells, fewer than are held, of rounds that have every cell once."""
         if self._round is None:
             self._round = self._shuffled(held)
+        self._round = self._round.to(held.device)  # a loaded one is on the CPU
         start, self._taken = self._taken, self._taken + count
         if self._taken <= self._held:
             return self._round[start : self._taken]

@@ -106,12 +106,13 @@ class HistoryWriter(WriterBase):
         num_steps = steps.shape[0]
         if mask is None and storage.ring.is_aligned:
             storage.write_block(steps)
+            if num_steps:
+                self._wrote(num_steps)
         else:
             masks = [None] * num_steps if mask is None else self._masks(mask, num_steps)
             for step, written in zip(rows_of(steps), masks, strict=True):
                 storage.write(step, written)
-        if num_steps:
-            self._wrote(num_steps)
+                self._wrote(1)
 
     def add(  # pyright: ignore[reportIncompatibleMethodOverride] - environments write into different rows
         self, data: TensorDictBase
