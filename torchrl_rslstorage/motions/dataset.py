@@ -286,8 +286,7 @@ class MotionDataset:
         self._check_span(span)
         generator = self.generator if generator is None else generator
         chance, phase = torch.rand(2, num, dtype=torch.float64, device=self.device, generator=generator)
-        clip = torch.searchsorted(self._chances, chance * self._chances[-1], right=True)
-        clip = clip.clamp_(max=len(self) - 1)  # the product may round up to the whole
+        clip = torch.searchsorted(self._chances, chance * self._chances[-1])
         start = phase * (self._duration.index_select(0, clip) - span).clamp_(min=0)
         steps = torch.arange(window, dtype=torch.float64, device=self.device) * dt
         return clip.unsqueeze(-1).expand(num, window), start.unsqueeze(-1) + steps
@@ -309,7 +308,7 @@ class MotionDataset:
         before = torch.maximum(before, self._first.index_select(0, clip))
         before = torch.minimum(before, self._last.index_select(0, clip) - 1)
         left, right = self._axis.index_select(0, before), self._axis.index_select(0, before + 1)
-        weight = ((time - left) / (right - left)).clamp(0, 1).to(self._dtype)
+        weight = ((time - left) / (right - left)).to(self._dtype)
         return {name: self._blend(name, before, weight, shape) for name in names}
 
     def _blend(self, name: Key, before: Tensor, weight: Tensor, shape: torch.Size) -> Tensor:
