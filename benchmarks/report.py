@@ -21,6 +21,8 @@ TITLES = {
     "iteration": "one iteration",
     "recurrent_mini_batches": "recurrent, 20 mini-batches",
     "recurrent_update": "recurrent, one epoch",
+    "distillation": "distillation, one pass, MLP",
+    "distillation_recurrent": "distillation, one pass, LSTM 256",
     "memory_mini_batches": "memory beside the window, 20 mini-batches",
     "memory_update": "memory beside the window, one update",
     "memory_growth": "memory growth",
@@ -52,6 +54,8 @@ GOALS: dict[tuple[str, str], Goal] = {
     ("recurrent_update", "M, 0.5 % done"): (1, None, ""),
     ("recurrent_update", "M, 5 % done"): (1.4, None, ""),
     ("recurrent_update", "M, 30 % done"): (3, None, ""),
+    ("distillation", "L"): (1, None, ""),
+    ("distillation_recurrent", "L"): (1, None, ""),
 }
 """What we set out to reach: how many times longer rsl-rl-lib and TorchRL take, and the rest in words."""
 
