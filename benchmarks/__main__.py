@@ -21,6 +21,7 @@ if __package__ in (None, ""):  # run by its path, as `rslstorage bench` does
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import (
+    bench_distillation,
     bench_gae,
     bench_history,
     bench_iteration,
@@ -42,6 +43,7 @@ SUBJECTS: dict[str, Any] = {
     "iteration": bench_iteration,
     "recurrent": bench_recurrent,
     "history": bench_history,
+    "distillation": bench_distillation,
     "memory": bench_memory,
 }
 

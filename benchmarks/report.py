@@ -24,6 +24,8 @@ TITLES = {
     "history_append": "history, one append",
     "history_at_age": "history, one read by age",
     "history_mini_batches": "history, 20 mini-batches",
+    "distillation": "distillation, one pass, MLP",
+    "distillation_recurrent": "distillation, one pass, LSTM 256",
     "memory_mini_batches": "memory beside the window, 20 mini-batches",
     "memory_update": "memory beside the window, one update",
     "memory_growth": "memory growth",
@@ -61,6 +63,8 @@ GOALS: dict[tuple[str, str], Goal] = {
     ("history_mini_batches", "10x4096"): (None, 2.5, ""),
     ("history_mini_batches", "30x4096"): (None, 2.5, ""),
     ("history_mini_batches", "100x4096"): (None, 2.5, ""),
+    ("distillation", "L"): (1, None, ""),
+    ("distillation_recurrent", "L"): (1, None, ""),
 }
 """What we set out to reach: how many times longer rsl-rl-lib and TorchRL take, and the rest in words."""
 

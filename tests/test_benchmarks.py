@@ -21,6 +21,7 @@ sys.path.insert(0, str(ROOT))
 
 import benchmarks  # noqa: E402 - found from a checkout only
 from benchmarks import (  # noqa: E402
+    bench_distillation,
     bench_gae,
     bench_history,
     bench_iteration,
@@ -64,6 +65,10 @@ SUBJECTS = {
     bench_recurrent: {
         "recurrent_mini_batches": {OURS, RSL_RL, TORCHRL, MEMCPY},
         "recurrent_update": {OURS, RSL_RL},
+    },
+    bench_distillation: {
+        "distillation": {OURS, RSL_RL},
+        "distillation_recurrent": {OURS, RSL_RL},
     },
 }
 
@@ -182,6 +187,18 @@ def test_torchrls_batch_is_what_its_collector_yields():
         return {key: (tuple(value.shape), value.dtype) for key, value in entries.items()}
 
     assert layout(made, "observation") == layout(collected, "observation")
+
+
+@pytest.mark.parametrize("student", ["mlp", "lstm"])
+def test_both_distil_the_same_student_on_the_same_window(student):
+    with harness.quiet():
+        shape = dataclasses.replace(harness.parse_shape("24x4", [8]), hidden_dims=(8,))
+        rollout = bench_distillation.distillation_rollout(shape, student, CPU)
+        ours = bench_distillation.OurPass(shape, student, rollout)
+        theirs = bench_distillation.RSLRLPass(shape, student, rollout, ours.student)
+        assert ours() == pytest.approx(theirs(), rel=1e-5)
+    for a, b in zip(ours.student.mlp.parameters(), theirs.student.mlp.parameters(), strict=True):
+        assert torch.allclose(a, b, atol=1e-5)
 
 
 def test_ours_and_rsl_rls_mini_batches_weigh_the_same():

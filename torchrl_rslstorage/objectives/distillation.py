@@ -174,6 +174,11 @@ class DistillationLoss(LossModule):
         states = [state[0] for state in found if state is not None]
         forget = starts[0]
         if not states and self._ended is not None:
+            if len(self._ended) != len(forget):
+                raise RuntimeError(
+                    f"The student is to go on with {len(self._ended)} environments, but this mini-batch has "
+                    f"{len(forget)}: begin a pass with one that holds its states."
+                )
             states, forget = self._states, forget | self._ended
         if len(states) != len(found):
             missing = [key for key, state in zip(self._state_keys, found, strict=True) if state is None]
@@ -181,11 +186,6 @@ class DistillationLoss(LossModule):
                 "The student is to go on, but no pass was begun: the first mini-batch of a pass must hold "
                 f"its states, and this one lacks {show_all(missing)}. Let the collection policy write them "
                 "and give the buffer a TimeStepSampler (with state_keys, where they are columns)."
-            )
-        if len(states[0]) != td.shape[1]:
-            raise RuntimeError(
-                f"The student is to go on with {len(states[0])} environments, but this mini-batch has "
-                f"{td.shape[1]}: begin a pass with one that holds its states."
             )
         entering = [s.masked_fill(forget.view(-1, *[1] * (s.ndim - 1)), 0.0) for s in states]
         return Memory(entering, starts, resets)
