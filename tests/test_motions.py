@@ -182,6 +182,13 @@ def test_a_window_as_long_as_the_clip_is_the_clip() -> None:
     torch.testing.assert_close(windows[1], motions.clips[0].frames, rtol=0, atol=1e-12)
 
 
+def test_a_window_as_long_as_the_clip_fits_although_its_span_is_rounded_up() -> None:
+    clip = MotionClip(TensorDict({"joint_pos": torch.arange(4.0).unsqueeze(-1)}, [4]), fps=10)
+    assert clip.duration < 3 * 0.1
+    windows = MotionDataset(clip).sample(2, 0.1, 4)["joint_pos"].squeeze(-1)
+    torch.testing.assert_close(windows, torch.arange(4.0).expand(2, 4), rtol=0, atol=1e-6)
+
+
 def chi_squared(counts: Tensor, expected: Tensor) -> float:
     return ((counts - expected) ** 2 / expected).sum().item()
 
