@@ -107,6 +107,9 @@ class AMPConfig:
     amp_normalization: bool = True
     """Normalise what the discriminator sees by running moments."""
 
+    def __post_init__(self) -> None:
+        self.discriminator_hidden_dims = tuple(self.discriminator_hidden_dims)  # JSON has lists
+
     def check(self) -> None:
         """Refuses what cannot be trained with.
 
