@@ -167,7 +167,7 @@ def test_eval_is_reproducible_and_acts_by_the_mean_unless_told_otherwise(trained
 
 def test_help_lists_the_commands_and_their_options(capsys):
     for args, expected in (
-        (["--help"], ["train", "resume", "eval"]),
+        (["--help"], ["train", "distill", "resume", "eval"]),
         (["train", "--help"], ["--num-envs", "--gamma", "--num-mini-batches", "--obs-normalization", "0.99"]),
         (["resume", "--help"], ["PATH", "--max-iterations"]),
         (["eval", "--help"], ["PATH", "--num-episodes", "--stochastic"]),
@@ -289,7 +289,7 @@ def test_an_option_out_of_range_is_named_before_anything_is_written(args, said, 
         ("train --schedule linear", "--schedule"),
         ("train --logger paper", "--logger"),
         ("eval", "PATH"),
-        ("", "{train, resume, eval}"),
+        ("", "{train, distill, resume, eval}"),
     ],
 )
 def test_a_command_line_that_cannot_be_parsed_is_named_and_ends_with_status_2(args, said, capsys):

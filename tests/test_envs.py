@@ -642,3 +642,27 @@ def test_a_task_is_closed_once():
     env.close()
     with pytest.raises(RuntimeError, match="already closed"):
         env.close(raise_if_closed=True)
+
+
+# -- what a teacher sees -------------------------------------------------------------------------
+
+
+def test_a_teacher_sees_the_velocity_that_is_hidden_in_every_step_and_after_every_reset():
+    whole = PendulumEnv(3, seed=4, max_episode_steps=5)
+    shown = PendulumEnv(3, seed=4, max_episode_steps=5, hide_velocity=True, show_teacher=True)
+    assert set(shown.observation_spec.keys()) == {"observation", "teacher_observation"}
+    assert shown.observation_spec["observation"].shape == (3, 2)
+    roots = [env.reset() for env in (whole, shown)]
+    for step in range(12):
+        action = torch.full((3, 1), 0.1 * step)
+        (ours, root), (theirs, other) = (
+            env.step_and_maybe_reset(td.set("action", action))
+            for env, td in zip((whole, shown), roots, strict=True)
+        )
+        for a, b in ((ours["next"], theirs["next"]), (root, other)):
+            assert torch.equal(a["observation"], b["teacher_observation"])
+            assert torch.equal(a["observation"][:, :2], b["observation"])
+        roots = [root, other]
+    check_env_specs(shown)
+    assert "teacher_observation" not in PendulumEnv(3, hide_velocity=True).observation_spec.keys()
+    assert make_env("pendulum-hidden-velocity", 3, show_teacher=True).show_teacher

@@ -98,3 +98,83 @@ def test_every_switch_of_rsl_rls_has_its_counterpart(student, options):
     assert max(differences) < TOLERANCE[torch.float64] and moved > 1e-3
     for ours, theirs in losses:
         assert ours == pytest.approx(theirs, rel=1e-9)
+
+
+# -- planted faults ----------------------------------------------------------------------------------
+
+
+def _never_reset(patch):
+    original = DistillationLoss._memory
+    patch.setattr(DistillationLoss, "_memory", lambda self, td: original(self, td)._replace(resets=()))
+
+
+def _reset_a_row_late(patch):
+    original = DistillationLoss._memory
+
+    def late(self, td):
+        memory = original(self, td)
+        return memory._replace(starts=memory.starts.roll(1, 0))
+
+    patch.setattr(DistillationLoss, "_memory", late)
+
+
+def _forget_between_stretches(patch):
+    original = DistillationLoss._memory
+
+    def fresh(self, td):
+        memory = original(self, td)
+        return memory._replace(states=[torch.zeros_like(state) for state in memory.states])
+
+    patch.setattr(DistillationLoss, "_memory", fresh)
+
+
+def _go_on_from_pass_to_pass(patch):
+    original = TimeStepSampler.mini_batch
+
+    def without_states(self, storage, position):
+        batch = original(self, storage, position)
+        return batch if position == 0 else batch.exclude("actor_state")
+
+    patch.setattr(TimeStepSampler, "mini_batch", without_states)
+
+
+def _mean_over_rows(patch):
+    original = DistillationLoss.terms
+
+    def terms(self, td):
+        out = original(self, td)
+        return {**out, "loss_behavior": out["loss_behavior"] / (1 if td.ndim == 1 else len(td))}
+
+    patch.setattr(DistillationLoss, "terms", terms)
+
+
+def _rows_backwards(patch):
+    original = TimeStepSampler.mini_batch
+
+    def backwards(self, storage, position):
+        return original(self, storage, self.num_batches - 1 - position)
+
+    patch.setattr(TimeStepSampler, "mini_batch", backwards)
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [
+        _never_reset,
+        _reset_a_row_late,
+        _forget_between_stretches,
+        _go_on_from_pass_to_pass,
+        _mean_over_rows,
+    ],
+)
+def test_parity_notices_a_planted_fault(plant, monkeypatch):
+    plant(monkeypatch)
+    options = {"num_learning_epochs": 2, "max_grad_norm": 1.0}
+    differences, _, _ = largest_differences(Problem("gru"), 0, torch.float64, **options)
+    assert max(differences) > 1e-5
+
+
+def test_parity_notices_rows_out_of_order(monkeypatch):
+    _rows_backwards(monkeypatch)
+    differences, _, _ = largest_differences(Problem("mlp"), 0, torch.float64)
+    assert max(differences) > 1e-5

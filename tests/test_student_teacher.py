@@ -241,6 +241,9 @@ def test_what_is_missing_in_a_step_is_named_with_who_reads_it():
 
 
 def test_they_must_act_in_the_same_space():
-    policy = StudentTeacher(MLPActor(["observation"], 2, 1), MLPActor(["observation"], 2, 2))
+    student, teacher = MLPActor(["observation"], 2, 1), MLPActor(["observation"], 2, 2)
+    with pytest.raises(ValueError, match="The student acts with 1 numbers, the teacher with 2"):
+        StudentTeacher(student, teacher)
+    policy = StudentTeacher(student, TensorDictModule(nn.Linear(2, 2), ["observation"], ["action"]))
     with pytest.raises(ValueError, match=r"student's actions have shape \(3, 1\), the teacher's \(3, 2\)"):
         policy(TensorDict({"observation": torch.zeros(3, 2)}, [3]))

@@ -16,6 +16,7 @@ from torchrl.envs import EnvBase, ExplorationType, set_exploration_type
 from torchrl_rslstorage._compat import ModuleBase
 from torchrl_rslstorage.data.leaves import Key, canonical, leaves, nest, show, show_all
 from torchrl_rslstorage.data.rows import under_next
+from torchrl_rslstorage.modules.heads import GaussianActor
 from torchrl_rslstorage.modules.observations import ObservationModule, spec_keys
 
 _TEACHER = "teacher_"
@@ -40,8 +41,8 @@ class StudentTeacher(ModuleBase):
         teacher_state_key: the group of the teacher's recurrent states.
 
     Raises:
-        ValueError: the teacher has no weights yet (lazy or meta parameters); in a step: it acts in another
-            space than the student.
+        ValueError: the teacher has no weights yet (lazy or meta parameters), or acts in another space than
+            the student.
         KeyError: in a step: the teacher's observations are missing.
 
     Examples:
@@ -70,6 +71,12 @@ class StudentTeacher(ModuleBase):
             raise ValueError(
                 f"The teacher ({type(teacher).__name__}) has no weights yet: load them before it teaches "
                 "(rslstorage distill --teacher does so from a run folder)."
+            )
+        widths = [len(x.std_param) for x in (student, teacher) if isinstance(x, GaussianActor)]
+        if len(set(widths)) > 1:
+            raise ValueError(
+                f"The student acts with {widths[0]} numbers, the teacher with {widths[1]}: they must act in "
+                "the same space."
             )
         self.student = student
         self.teacher = teacher.requires_grad_(False).eval()
