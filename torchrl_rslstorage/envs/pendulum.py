@@ -11,21 +11,19 @@ Decisions:
 - The state is float64 and the torque's own products are float32, as in Gymnasium (numpy keeps a float32
   action float32), so that the two agree to the last bits; what is handed out is float32.
 - An episode is cut after ``max_episode_steps`` and never terminates.
-- State is replaced, never written to, so that no rollout can hold a tensor that changes later.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-from tensordict.utils import NestedKey
 from torch import Tensor
 from torchrl.data import Bounded, Composite
 
-from torchrl_rslstorage.envs.base import BatchedEnv, Leaves
+from torchrl_rslstorage.envs.base import Leaves
+from torchrl_rslstorage.envs.embedded import EmbeddedEnv
 
 # gymnasium 1.4, envs/classic_control/pendulum.py
 _MAX_TORQUE = 2.0
@@ -49,7 +47,7 @@ class PendulumState(NamedTuple):
     """Steps taken in this episode, int64."""
 
 
-class PendulumEnv(BatchedEnv):
+class PendulumEnv(EmbeddedEnv):
     """N pendulums with Gymnasium Pendulum-v1's dynamics, torque limit, reward and starts.
 
     | key | shape | |
@@ -68,11 +66,8 @@ class PendulumEnv(BatchedEnv):
     Args:
         num_envs: N.
         max_episode_steps: the length of an episode, after which it is truncated.
-        init_at_random_ep_len: start the step counters of the first full reset uniformly in
-            ``[0, max_episode_steps)``; every later episode starts at 0. All N pendulums would
-            otherwise be in step for ever: a window of 24 steps then holds a single phase of the
-            episode (only swing-ups, then only balancing), the critic and the normaliser chase it,
-            and learning collapses again after it has succeeded.
+        init_at_random_ep_len: spread the first episodes over all of their phases (`EmbeddedEnv`): a window
+            would otherwise hold only swing-ups, or only balancing.
         hide_velocity: leave θ̇ out of the observation. One observation does not tell then which way a
             pendulum swings: a policy needs memory to swing it up and hold it.
         show_teacher: add ``teacher_observation``, which always has θ̇, for a teacher to read.
@@ -83,7 +78,8 @@ class PendulumEnv(BatchedEnv):
         ValueError: ``num_envs`` or ``max_episode_steps`` is not a positive integer.
     """
 
-    can_save_state = True
+    state_type = PendulumState
+    state: PendulumState | None
 
     def __init__(
         self,
@@ -96,17 +92,14 @@ class PendulumEnv(BatchedEnv):
         device: torch.device | str = "cpu",
         seed: int | None = None,
     ) -> None:
-        if max_episode_steps < 1:
-            raise ValueError(f"`max_episode_steps` must be at least 1, got {max_episode_steps}.")
-        super().__init__(num_envs, device=device)
-        self.max_episode_steps = max_episode_steps
-        self.partial_first_episodes = init_at_random_ep_len
+        super().__init__(
+            num_envs,
+            max_episode_steps=max_episode_steps,
+            init_at_random_ep_len=init_at_random_ep_len,
+            device=device,
+        )
         self.hide_velocity = hide_velocity
         self.show_teacher = show_teacher
-        self.state: PendulumState | None = None
-        self._first_reset_done = False
-        self._shown = ("observation", "teacher_observation") if show_teacher else ("observation",)
-        self._generator = torch.Generator(self.device)
 
         limits = torch.tensor([1.0, 1.0, _MAX_SPEED], device=self.device).expand(num_envs, 3)
         shown = {"observation": limits[:, :2] if hide_velocity else limits}
@@ -129,32 +122,6 @@ class PendulumEnv(BatchedEnv):
         )
         self.set_seed(seed)
 
-    def start(self) -> Leaves:
-        """Draws all N pendulums anew; their step counters are spread out the first time."""
-        theta, theta_dot = self._draw()
-        shape = (self.num_envs, 1)
-        if self.partial_first_episodes and not self._first_reset_done:
-            step_count = torch.randint(
-                self.max_episode_steps, shape, device=self.device, generator=self._generator
-            )
-        else:
-            step_count = torch.zeros(shape, dtype=torch.int64, device=self.device)
-        self._first_reset_done = True
-        self.state = PendulumState(theta, theta_dot, step_count)
-        return self._observe(theta, theta_dot)
-
-    def restart(self, mask: Tensor) -> Leaves:
-        """Draws the pendulums in ``mask [N, 1]`` anew, their step counters at 0."""
-        old = self._current()
-        theta, theta_dot = self._draw()
-        state = PendulumState(
-            torch.where(mask, theta, old.theta),
-            torch.where(mask, theta_dot, old.theta_dot),
-            old.step_count.masked_fill(mask, 0),
-        )
-        self.state = state
-        return self._observe(state.theta, state.theta_dot)
-
     def advance(self, action: Tensor) -> Leaves:
         """Applies the torque ``action [N, 1]`` for one time step."""
         theta, theta_dot, step_count = self._current()
@@ -171,73 +138,12 @@ class PendulumEnv(BatchedEnv):
 
         self.state = PendulumState(theta, theta_dot, step_count)
         return {
-            **self._observe(theta, theta_dot),
+            **self._observe(self.state),
             "reward": cost.neg_(),
             "done": truncated.clone(),
             "terminated": torch.zeros_like(truncated),
             "truncated": truncated,
         }
-
-    def after_step(self, next_leaves: Mapping[NestedKey, Tensor]) -> Leaves:
-        """Draws the truncated pendulums anew.
-
-        On the CPU nothing is drawn in a step that ends no episode, as in TorchRL's own path, which
-        then makes the same numbers. Elsewhere that question would be a wait for the device: the
-        draw is made in every step.
-        """
-        done = next_leaves["done"]
-        if done.device.type == "cpu" and not done.any():
-            return {key: next_leaves[key] for key in self._shown}
-        return self.restart(done)
-
-    def get_extra_state(self) -> dict[str, Any]:
-        """All that the next step depends on, as ``state_dict`` carries it under ``_extra_state``."""
-        state = None if self.state is None else self.state._asdict()
-        return {
-            "state": state,
-            "generator": self._generator.get_state(),
-            "first_reset_done": self._first_reset_done,
-        }
-
-    def set_extra_state(self, state: Mapping[str, Any]) -> None:
-        """Continues from what `get_extra_state` returned, to the bit.
-
-        Raises:
-            ValueError: the state is that of another number of pendulums; nothing is changed then.
-        """
-        loaded = state["state"]
-        if loaded is not None:
-            expected = (self.num_envs, 1)
-            for name, value in loaded.items():
-                if value.shape != expected:
-                    raise ValueError(
-                        f"The saved `{name}` has shape {tuple(value.shape)}, but this environment "
-                        f"holds {expected}: build it with `num_envs={len(value)}`."
-                    )
-            loaded = PendulumState(**{k: v.to(self.device, copy=True) for k, v in loaded.items()})
-        self._generator.set_state(state["generator"].cpu())
-        self.state = loaded
-        self._first_reset_done = bool(state["first_reset_done"])
-
-    def to(self, device: torch.device | str | int) -> PendulumEnv:
-        """Moves the pendulums to ``device``.
-
-        A generator cannot move between kinds of device: a new one is seeded from the old one's seed.
-        """
-        before = self.device
-        super().to(device)
-        if self.device != before:
-            seed = self._generator.initial_seed()
-            self._generator = torch.Generator(self.device).manual_seed(seed)
-            if self.state is not None:
-                self.state = PendulumState(*(x.to(self.device) for x in self.state))
-        return self
-
-    def _set_seed(self, seed: int | None) -> None:
-        if seed is None:
-            self._generator.seed()
-        else:
-            self._generator.manual_seed(seed)
 
     def _draw(self) -> tuple[Tensor, Tensor]:
         """N starting angles and velocities, each ``[N, 1]``."""
@@ -245,13 +151,9 @@ class PendulumEnv(BatchedEnv):
         theta, theta_dot = unit.uniform_(-1.0, 1.0, generator=self._generator).unbind()
         return theta * _START_ANGLE, theta_dot
 
-    def _current(self) -> PendulumState:
-        if self.state is None:
-            raise RuntimeError("The pendulums were not started yet: call `reset()` before `step()`.")
-        return self.state
-
-    def _observe(self, theta: Tensor, theta_dot: Tensor) -> Leaves:
+    def _observe(self, state: PendulumState) -> Leaves:
         """``[N, 3]`` float32 of the columns cos θ, sin θ and θ̇; ``[N, 2]`` where the last is hidden."""
+        theta, theta_dot, _ = state
         whole = torch.cat((theta.cos(), theta.sin(), theta_dot), -1).float()
         shown: Leaves = {"observation": whole[:, :2].contiguous() if self.hide_velocity else whole}
         if self.show_teacher:

@@ -13,22 +13,21 @@ Decisions:
   learned it from demonstrations alone.
 - An episode is cut after ``max_episode_steps``, and *terminates* where a mass leaves the arena, so that
   both kinds of ending occur.
-- State is float64 and replaced, never written to; what is handed out is float32.
+- State is float64; what is handed out is float32.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any, NamedTuple, cast
 
 import torch
 from tensordict import TensorDict
-from tensordict.utils import NestedKey
 from torch import Tensor
 from torchrl.data import Bounded, Composite, Unbounded
 
-from torchrl_rslstorage.envs.base import BatchedEnv, Leaves
+from torchrl_rslstorage.envs.base import Leaves
+from torchrl_rslstorage.envs.embedded import EmbeddedEnv
 from torchrl_rslstorage.motions import MotionClip
 
 _DT = 0.05
@@ -53,7 +52,7 @@ class PointMassState(NamedTuple):
     """Steps taken in this episode, ``[N, 1]`` int64."""
 
 
-class PointMassEnv(BatchedEnv):
+class PointMassEnv(EmbeddedEnv):
     """N point masses in a plane, pushed by two forces each.
 
     | key | shape | |
@@ -71,7 +70,7 @@ class PointMassEnv(BatchedEnv):
         num_envs: N.
         max_episode_steps: the length of an episode, after which it is truncated.
         init_at_random_ep_len: start the step counters of the first full reset uniformly in
-            ``[0, max_episode_steps)``, as `PendulumEnv` does.
+            ``[0, max_episode_steps)`` (`EmbeddedEnv`).
         device: where the state and every tensor live.
         seed: of the environment's own generator; None draws one.
 
@@ -79,7 +78,8 @@ class PointMassEnv(BatchedEnv):
         ValueError: ``num_envs`` or ``max_episode_steps`` is not a positive integer.
     """
 
-    can_save_state = True
+    state_type = PointMassState
+    state: PointMassState | None
 
     dt = _DT
     """Seconds of one step."""
@@ -96,14 +96,12 @@ class PointMassEnv(BatchedEnv):
         device: torch.device | str = "cpu",
         seed: int | None = None,
     ) -> None:
-        if max_episode_steps < 1:
-            raise ValueError(f"`max_episode_steps` must be at least 1, got {max_episode_steps}.")
-        super().__init__(num_envs, device=device)
-        self.max_episode_steps = max_episode_steps
-        self.partial_first_episodes = init_at_random_ep_len
-        self.state: PointMassState | None = None
-        self._first_reset_done = False
-        self._generator = torch.Generator(self.device)
+        super().__init__(
+            num_envs,
+            max_episode_steps=max_episode_steps,
+            init_at_random_ep_len=init_at_random_ep_len,
+            device=device,
+        )
         self.observation_spec = Composite(
             observation=Unbounded(torch.Size([num_envs, 4]), dtype=torch.float32, device=self.device),
             shape=self.batch_size,
@@ -113,30 +111,6 @@ class PointMassEnv(BatchedEnv):
             -1.0, 1.0, torch.Size([num_envs, 2]), dtype=torch.float32, device=self.device
         )
         self.set_seed(seed)
-
-    def start(self) -> Leaves:
-        """Draws all N point masses anew; their step counters are spread out the first time."""
-        shape = (self.num_envs, 1)
-        if self.partial_first_episodes and not self._first_reset_done:
-            step_count = torch.randint(
-                self.max_episode_steps, shape, device=self.device, generator=self._generator
-            )
-        else:
-            step_count = torch.zeros(shape, dtype=torch.int64, device=self.device)
-        self._first_reset_done = True
-        self.state = PointMassState(*self._draw(), step_count)
-        return {"observation": self._observe(self.state)}
-
-    def restart(self, mask: Tensor) -> Leaves:
-        """Draws the point masses in ``mask [N, 1]`` anew, their step counters at 0."""
-        old = self._current()
-        position, velocity = self._draw()
-        self.state = PointMassState(
-            torch.where(mask, position, old.position),
-            torch.where(mask, velocity, old.velocity),
-            old.step_count.masked_fill(mask, 0),
-        )
-        return {"observation": self._observe(self.state)}
 
     def advance(self, action: Tensor) -> Leaves:
         """Applies the force ``action [N, 2]`` for one time step."""
@@ -149,52 +123,12 @@ class PointMassEnv(BatchedEnv):
         terminated = (position.abs() > _ARENA).any(-1, keepdim=True)
         truncated = (step_count >= self.max_episode_steps) & ~terminated
         return {
-            "observation": self._observe(self.state),
+            **self._observe(self.state),
             "reward": -position.square().sum(-1, keepdim=True).float(),
             "done": terminated | truncated,
             "terminated": terminated,
             "truncated": truncated,
         }
-
-    def after_step(self, next_leaves: Mapping[NestedKey, Tensor]) -> Leaves:
-        """Draws the point masses that are done anew; on the CPU only in steps that end an episode."""
-        done = next_leaves["done"]
-        if done.device.type == "cpu" and not done.any():
-            return {"observation": next_leaves["observation"]}
-        return self.restart(done)
-
-    def get_extra_state(self) -> dict[str, Any]:
-        """All that the next step depends on, as ``state_dict`` carries it under ``_extra_state``."""
-        return {
-            "state": None if self.state is None else self.state._asdict(),
-            "generator": self._generator.get_state(),
-            "first_reset_done": self._first_reset_done,
-        }
-
-    def set_extra_state(self, state: Mapping[str, Any]) -> None:
-        """Continues from what `get_extra_state` returned, to the bit.
-
-        Raises:
-            ValueError: the state is that of another number of point masses; nothing is changed then.
-        """
-        loaded = state["state"]
-        if loaded is not None:
-            found = len(loaded["position"])
-            if found != self.num_envs:
-                raise ValueError(
-                    f"The saved state is one of {found} point masses, but this environment holds "
-                    f"{self.num_envs}: build it with `num_envs={found}`."
-                )
-            loaded = PointMassState(**{k: v.to(self.device, copy=True) for k, v in loaded.items()})
-        self._generator.set_state(state["generator"].cpu())
-        self.state = loaded
-        self._first_reset_done = bool(state["first_reset_done"])
-
-    def _set_seed(self, seed: int | None) -> None:
-        if seed is None:
-            self._generator.seed()
-        else:
-            self._generator.manual_seed(seed)
 
     def _draw(self) -> tuple[Tensor, Tensor]:
         """N starting positions and velocities, each ``[N, 2]``."""
@@ -202,14 +136,8 @@ class PointMassEnv(BatchedEnv):
         position, velocity = unit.uniform_(-1.0, 1.0, generator=self._generator).unbind()
         return position * _START_POSITION, velocity * _START_SPEED
 
-    def _current(self) -> PointMassState:
-        if self.state is None:
-            raise RuntimeError("The point masses were not started yet: call `reset()` before `step()`.")
-        return self.state
-
-    @staticmethod
-    def _observe(state: PointMassState) -> Tensor:
-        return torch.cat([state.position, state.velocity], -1).float()
+    def _observe(self, state: PointMassState) -> Leaves:
+        return {"observation": torch.cat([state.position, state.velocity], -1).float()}
 
 
 def circle_motion(*, fps: float = 50.0, num_cycles: int = 2) -> MotionClip:
