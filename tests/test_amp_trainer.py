@@ -26,7 +26,7 @@ from torchrl_rslstorage import (
 )
 from torchrl_rslstorage.modules import ActorCritic
 from torchrl_rslstorage.trainers.motion_report import align_motion, draw_motions, record_motion
-from torchrl_rslstorage.trainers.options import TrainOptions
+from torchrl_rslstorage.trainers.options import StyleOptions, TrainOptions
 from torchrl_rslstorage.trainers.runs import evaluate_run, resume_run, start_run
 
 OBJECTIVES = ("lsgan", "bce", "wgan")
@@ -317,7 +317,7 @@ def test_both_motions_are_drawn(tmp_path):
 
 def small(tmp_path, **options):
     values = {"task": "point-mass", "num_envs": 8, "max_iterations": 3, "save_interval": 2, "amp": "circle"}
-    style = AMPConfig(history_length=8, discriminator_hidden_dims=(8,))
+    style = StyleOptions(history_length=8, discriminator_hidden_dims=(8,))
     return TrainOptions(
         **{**values, "run_dir": tmp_path / "run", "style": style, "progress_bar": False, **options}
     )
@@ -359,6 +359,14 @@ def test_a_motion_that_does_not_fit_the_task_leaves_no_run_behind(tmp_path):
     with pytest.raises(ValueError, match="'pendulum' does not say which fields of a motion"):
         start_run(small(tmp_path, task="pendulum"), quiet)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_task_brings_what_was_left_out_of_the_style_and_nothing_else():
+    options = TrainOptions("point-mass", style=StyleOptions(discriminator_learning_rate=1e-2)).resolved()
+    assert (options.style.gradient_penalty_coef, options.style.discriminator_learning_rate) == (0.2, 1e-2)
+    assert TrainOptions("pendulum").resolved().style.gradient_penalty_coef == 10.0
+    with pytest.raises(ValueError, match="`gradient_penalty_coef` must be zero or more, got -2"):
+        TrainOptions("point-mass", style=StyleOptions(gradient_penalty_coef=-2)).resolved()
 
 
 @pytest.mark.slow

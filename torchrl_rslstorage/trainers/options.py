@@ -156,10 +156,43 @@ class RunOptions:
 
 
 @dataclass
+class StyleOptions(AMPConfig):
+    """`AMPConfig` with two numbers that tasks bring where they are left out.
+
+    Slopes are counted per standard deviation of a state. Where states have four numbers, the policy's and the
+    demonstrations' are a few of those apart, and a robot's of a hundred numbers ten times as far: the
+    penalty that suits the one flattens the other's discriminator.
+    """
+
+    gradient_penalty_coef: float | None = None  # pyright: ignore[reportIncompatibleVariableOverride] - until resolved
+    """Weight of the squared slope on demonstrations (point-mass 0.2, others 10)."""
+    discriminator_learning_rate: float | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
+    """Learning rate of the discriminator's Adam, which does not adapt (point-mass 3e-4, others 1e-4)."""
+
+    def of_task(self, task: str) -> StyleOptions:
+        """These options with the task's values for what was left out."""
+        own = _STYLES.get(task, AMPConfig())
+        return dataclasses.replace(
+            self, **{f.name: getattr(own, f.name) for f in fields(self) if getattr(self, f.name) is None}
+        )
+
+    def check(self) -> None:
+        """Refuses what cannot be trained with.
+
+        Raises:
+            ValueError: a value is outside its range; the message names it.
+        """
+        AMPConfig.check(self.of_task(""))
+
+
+_STYLES = {"point-mass": AMPConfig(gradient_penalty_coef=0.2, discriminator_learning_rate=3e-4)}
+
+
+@dataclass
 class TrainOptions(RunOptions):
     """Options of ``rslstorage train``."""
 
-    algorithms = {"ppo": PPOConfig, "style": AMPConfig}  # noqa: RUF012 - a ClassVar of the base
+    algorithms = {"ppo": PPOConfig, "style": StyleOptions}  # noqa: RUF012 - a ClassVar of the base
 
     amp: str | None = None
     """Learn to move like a motion (a .npz or DeepMimic file, a folder or a pattern; "circle" is embedded)."""
@@ -167,8 +200,17 @@ class TrainOptions(RunOptions):
     """Compile the optimisation step: the first one takes half a minute, the others a fraction."""
     ppo: PPOConfig = field(default_factory=PPOConfig)
     """The algorithm."""
-    style: AMPConfig = field(default_factory=AMPConfig)
+    style: StyleOptions = field(default_factory=StyleOptions)
     """What ``--amp`` trains with."""
+
+    def resolved(self) -> TrainOptions:
+        """These options with the task's own values for what was left out.
+
+        Raises:
+            ValueError: a number is out of its range.
+        """
+        options = super().resolved()
+        return dataclasses.replace(options, style=options.style.of_task(self.task))
 
 
 def check_seed(seed: int) -> None:
