@@ -275,12 +275,21 @@ def test_whatever_ends_where_it_is_the_row_by_row_loss(kind, num_steps, length, 
     assert torch.allclose(total, expected, atol=1e-12)
 
 
-def test_many_rows_at_once_and_few_are_the_same(monkeypatch):
-    student = student_of("mlp")
-    rollout = window(student, num_steps=5)
-    whole = DistillationLoss(student)(rollout)["loss_behavior"]
-    monkeypatch.setattr(unroll, "_CELLS_AT_ONCE", 6)
-    assert torch.allclose(DistillationLoss(student)(rollout)["loss_behavior"], whole, atol=1e-14)
+@pytest.mark.parametrize("kind", OURS + TORCHRL)
+@pytest.mark.parametrize("cells", [1, 6, 7, 9, 15, 16])
+def test_few_rows_at_once_and_many_are_the_same_step(kind, cells, monkeypatch):
+    rollout = window(student_of(kind), num_steps=5, ends=ENDS)
+
+    def stepped(at_once: int) -> tuple[Tensor, list[Tensor]]:
+        monkeypatch.setattr(unroll, "_CELLS_AT_ONCE", at_once)
+        student = student_of(kind)
+        loss = DistillationStepper(student, max_grad_norm=0.1).update(DistillationLoss(student), rollout)
+        return loss, [p.detach().clone() for p in student.parameters()]
+
+    (loss, moved), (whole, expected) = stepped(cells), stepped(10_000)
+    assert torch.allclose(loss, whole, atol=1e-12)
+    for a, b in zip(moved, expected, strict=True):
+        assert torch.allclose(a, b, atol=1e-9)
 
 
 def test_it_writes_nothing_into_what_it_reads():

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from tensordict import TensorDict, TensorDictBase
 from tensordict.utils import NestedKey
 from torch import Tensor
@@ -83,7 +84,8 @@ class RecurrentModule(ObservationModule):
         layout = layout_of(td.get("mask"))
         states = self.core.entering_states(td, layout, _name(self))
         x = self._features_of_rows(td, layout)
-        return layout.of_rows(self.core.run(x, states, layout)[0]), layout
+        outs, _ = self.core.run(x, states, layout)
+        return layout.of_rows(outs[0] if len(outs) == 1 else torch.cat(outs)), layout
 
     def _features_of_rows(self, td: TensorDictBase, layout: Layout) -> Tensor:
         """The features ``[T, M, F]`` of the rows that the padded ``td [L, B]`` was made of."""
@@ -190,8 +192,10 @@ class RNNActor(RecurrentModule, GaussianActor):
 
     def unroll(
         self, tensordict: TensorDictBase, states: list[Tensor], steps: Steps
-    ) -> tuple[Tensor, list[Tensor]]:
-        """What the head reads of consecutive rows, ``[L, N, H]``, and the states after the last of them.
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """What the head reads of consecutive rows, and the states after the last of them.
+
+        The former comes in pieces ``[L', N, H]``, in the order of the rows.
 
         Args:
             tensordict: batch size ``[L, N]``, time first; it is not written to.

@@ -87,14 +87,14 @@ class RecurrentCore(nn.Module):
         after = after if isinstance(after, tuple) else (after,)
         return out.squeeze(0), [s.transpose(0, 1) for s in after]
 
-    def run(self, x: Tensor, states: list[Tensor], steps: Steps) -> tuple[Tensor, list[Tensor]]:
+    def run(self, x: Tensor, states: list[Tensor], steps: Steps) -> tuple[list[Tensor], list[Tensor]]:
         """All rows: features ``[T, M, F]`` and the states ``[M, layers, H]`` before row 0.
 
         Rows are taken together up to the next one in which some environment starts anew: its state is zeroed
         there, and nothing is computed twice or for padding.
 
         Returns:
-            Outputs ``[T, M, H]``, and the states after the last row.
+            Outputs ``[T', M, H]`` of the rows between resets, and the states after the last row.
         """
         present = [s.transpose(0, 1).contiguous() for s in states]
         edges = (0, *steps.resets, len(x))
@@ -106,8 +106,7 @@ class RecurrentCore(nn.Module):
             out, after = self.rnn(x[begin:end], self._packed(present))
             present = list(after) if isinstance(after, tuple) else [after]
             outs.append(out)
-        out = outs[0] if len(outs) == 1 else torch.cat(outs)
-        return out, [s.transpose(0, 1) for s in present]
+        return outs, [s.transpose(0, 1) for s in present]
 
     def states_before_step(self, td: TensorDictBase, who: str) -> list[Tensor]:
         """The states ``[N, layers, H]`` of ``td [N]``, zeroed where an episode starts.

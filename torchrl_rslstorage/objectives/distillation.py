@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast, get_args
 
@@ -18,7 +18,7 @@ from torchrl_rslstorage.data.leaves import show, show_all
 from torchrl_rslstorage.data.time_step_sampler import starts_of
 from torchrl_rslstorage.modules.student_teacher import state_keys_of
 from torchrl_rslstorage.objectives.padded import is_recurrent
-from torchrl_rslstorage.objectives.unroll import Memory, mean_actions
+from torchrl_rslstorage.objectives.unroll import Memory, mean_actions, rows_at_once
 
 LossType = Literal["mse", "huber"]
 
@@ -139,6 +139,16 @@ class DistillationLoss(LossModule):
             self._states, self._ended = states, self._done(td)[-1].view(-1)
         behavior = _LOSSES[self.loss_type](action, target)
         return {"loss_behavior": len(action) * behavior, "behavior": behavior.detach()}
+
+    def parts(self, tensordict: TensorDictBase) -> Sequence[TensorDictBase]:
+        """Parts of a stretch whose losses add up to its own, to be evaluated and differentiated in turns.
+
+        A student without memory has no gradient from row to row: what one row needs of memory can be used
+        again by the next, which on a CPU stays in the cache.
+        """
+        if self.is_recurrent or tensordict.ndim != 2 or not tensordict.shape[1]:
+            return (tensordict,)
+        return tensordict.split(rows_at_once(tensordict))
 
     def cut(self) -> None:
         """Ends the back-propagation here: later losses reach no further back. Call it after each step."""

@@ -6,6 +6,7 @@ costs one call, and the head behind it sees all of them at once.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -55,10 +56,11 @@ def mean_actions(
         KeyError: it writes no such entry.
     """
     if memory is not None and isinstance(student, RNNActor):
-        latent, after = student.unroll(td, memory.states, memory)
-        return _means(student, latent), after
+        latents, after = student.unroll(td, memory.states, memory)
+        means = [student.mlp(latent) for latent in _at_once(latents)]
+        return means[0] if len(means) == 1 else torch.cat(means), after
     if isinstance(student, GaussianActor):
-        return _means(student, student.latent(td)), []
+        return student.get_dist(td).loc, []
     if memory is None:
         flat = readable(td, student).reshape(-1)
         return _action(student, flat, action_key).unflatten(0, td.batch_size), []
@@ -79,13 +81,26 @@ def mean_actions(
     return action.transpose(0, 1), [made.get(under_next(canonical(key)))[:, -1] for key in keys]
 
 
-def _means(student: GaussianActor, latent: Tensor) -> Tensor:
-    """Means ``[L, N, A]`` of what the head reads; on a CPU some rows at a time, which stay in its cache."""
-    num_envs = latent.shape[1]
-    rows = len(latent) if latent.is_cuda else max(1, _CELLS_AT_ONCE // num_envs)
-    if rows >= len(latent):
-        return student.mlp(latent)
-    return torch.cat([student.mlp(part) for part in latent.split(rows)])
+def rows_at_once(rows: TensorDictBase | Tensor) -> int:
+    """How many of the rows ``[L, N]`` an MLP reads at once: on a CPU as many as stay in its cache."""
+    on_cpu = rows.device is None or rows.device.type == "cpu"
+    return max(1, _CELLS_AT_ONCE // rows.shape[1]) if on_cpu else rows.numel()
+
+
+def _at_once(latents: list[Tensor]) -> Iterator[Tensor]:
+    """The same rows ``[L, N, H]`` in other pieces, of `rows_at_once`."""
+    most = rows_at_once(latents[0])
+    gathered: list[Tensor] = []
+    for part in (part for latent in latents for part in latent.split(most)):
+        if sum(map(len, gathered)) + len(part) > most:
+            yield _joined(gathered)
+            gathered = []
+        gathered.append(part)
+    yield _joined(gathered)
+
+
+def _joined(rows: list[Tensor]) -> Tensor:
+    return rows[0] if len(rows) == 1 else torch.cat(rows)
 
 
 def _action(student: Any, td: TensorDictBase, action_key: NestedKey) -> Tensor:

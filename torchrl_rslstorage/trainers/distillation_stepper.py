@@ -64,14 +64,17 @@ class DistillationStepper(OptimizationStepper):
             RuntimeError: the student's parameters were replaced since the stepper was made.
         """
         self.optimizer.check_in_place()
-        loss = loss_module.terms(mini_batch)["loss_behavior"]
         self.optimizer.zero_grad()
-        loss.backward()
+        losses: list[Tensor] = []
+        for part in loss_module.parts(mini_batch):
+            loss = loss_module.terms(part)["loss_behavior"]
+            loss.backward()
+            losses.append(loss.detach())
         if self.max_grad_norm is not None:
             self.optimizer.clip_grad_norm_(self.max_grad_norm)
         self.optimizer.step()
         loss_module.cut()
-        return loss.detach()
+        return torch.stack(losses).sum()
 
     def step(self, trainer: Any, sub_batch: TensorDictBase) -> TensorDictBase:
         """TorchRL's protocol: the metrics come as one vector, to be fetched from the device at once."""
