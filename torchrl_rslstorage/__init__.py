@@ -28,6 +28,7 @@ from torchrl_rslstorage.modules import (
     ValueCritic,
 )
 from torchrl_rslstorage.objectives import RolloutGAE, RSLPPOLoss, normalize_advantage
+from torchrl_rslstorage.rsl_rl import RolloutStorage, RSLRLPatch, patch_rsl_rl
 from torchrl_rslstorage.trainers import (
     KLAdaptiveStepper,
     PPOConfig,
@@ -55,10 +56,12 @@ __all__ = [
     "RNNCritic",
     "RSLPPOLoss",
     "RSLPPOTrainer",
+    "RSLRLPatch",
     "RolloutBuffer",
     "RolloutCollector",
     "RolloutGAE",
     "RolloutSampler",
+    "RolloutStorage",
     "RolloutTensorStorage",
     "RolloutWriter",
     "RunFolder",
@@ -69,6 +72,7 @@ __all__ = [
     "make_env",
     "normalize_advantage",
     "pad",
+    "patch_rsl_rl",
     "plan_trajectories",
     "unpad",
 ]
