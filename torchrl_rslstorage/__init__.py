@@ -14,7 +14,7 @@ from torchrl_rslstorage.data import (
     plan_trajectories,
     unpad,
 )
-from torchrl_rslstorage.envs import GymnasiumEnv, PendulumEnv, make_env
+from torchrl_rslstorage.envs import GymnasiumEnv, PendulumEnv, TorchRLVecEnv, VecEnvWrapper, make_env
 from torchrl_rslstorage.modules import (
     ActorCritic,
     DiagonalGaussian,
@@ -66,9 +66,11 @@ __all__ = [
     "RolloutWriter",
     "RunFolder",
     "RunFolderError",
+    "TorchRLVecEnv",
     "Trajectories",
     "TrajectorySampler",
     "ValueCritic",
+    "VecEnvWrapper",
     "make_env",
     "normalize_advantage",
     "pad",

@@ -1,4 +1,4 @@
-"""Environments: a pendulum that ships with the package, and any Gymnasium task."""
+"""Environments: a pendulum that ships with the package, any Gymnasium task, and RSL-RL's both ways."""
 
 from __future__ import annotations
 
@@ -7,8 +7,18 @@ import torch
 from torchrl_rslstorage.envs.base import BatchedEnv
 from torchrl_rslstorage.envs.gym import GymnasiumEnv
 from torchrl_rslstorage.envs.pendulum import PendulumEnv, PendulumState
+from torchrl_rslstorage.envs.torchrl_vec_env import TorchRLVecEnv
+from torchrl_rslstorage.envs.vec_env import VecEnvWrapper
 
-__all__ = ["BatchedEnv", "GymnasiumEnv", "PendulumEnv", "PendulumState", "make_env"]
+__all__ = [
+    "BatchedEnv",
+    "GymnasiumEnv",
+    "PendulumEnv",
+    "PendulumState",
+    "TorchRLVecEnv",
+    "VecEnvWrapper",
+    "make_env",
+]
 
 PENDULUM_TASKS = ("pendulum", "pendulum-hidden-velocity")
 """The tasks that ship with the package."""

@@ -89,8 +89,8 @@ class RolloutStorage:
         ...     obs, torch.zeros(4, 1), torch.ones(4), torch.zeros(4), torch.zeros(4, 1), torch.zeros(4)
         ... )
         >>> step.distribution_params = (torch.zeros(4, 1), torch.ones(4, 1))
-        >>> storage.add_transition(step)
-        ... storage.add_transition(step)
+        >>> for _ in range(2):
+        ...     storage.add_transition(step)
         >>> [len(batch.observations) for batch in storage.mini_batch_generator(2, num_epochs=1)]
         [4, 4]
     """
