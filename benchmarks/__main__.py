@@ -21,6 +21,7 @@ if __package__ in (None, ""):  # run by its path, as `rslstorage bench` does
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import (
+    bench_bridge,
     bench_gae,
     bench_iteration,
     bench_loss,
@@ -40,6 +41,7 @@ SUBJECTS: dict[str, Any] = {
     "loss": bench_loss,
     "iteration": bench_iteration,
     "recurrent": bench_recurrent,
+    "bridge": bench_bridge,
     "memory": bench_memory,
 }
 

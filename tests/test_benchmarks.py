@@ -21,6 +21,7 @@ sys.path.insert(0, str(ROOT))
 
 import benchmarks  # noqa: E402 - found from a checkout only
 from benchmarks import (  # noqa: E402
+    bench_bridge,
     bench_gae,
     bench_iteration,
     bench_loss,
@@ -58,6 +59,9 @@ SUBJECTS = {
     bench_recurrent: {
         "recurrent_mini_batches": {OURS, RSL_RL, TORCHRL, MEMCPY},
         "recurrent_update": {OURS, RSL_RL},
+    },
+    bench_bridge: {
+        name: {OURS, RSL_RL} for name in (*bench_bridge.SUBJECTS, *bench_bridge.RECURRENT_SUBJECTS)
     },
 }
 

@@ -19,6 +19,9 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from torchrl_rslstorage.rsl_rl import RolloutStorage, patch_rsl_rl
+from torchrl_rslstorage.rsl_rl import mini_batches as batches_module
+from torchrl_rslstorage.rsl_rl import rollout_storage as storage_module
+from torchrl_rslstorage.rsl_rl.mini_batches import ShuffledCopies, starting_states
 
 GROUPS = {"policy": 3, "critic": 5}
 Hidden = tuple[Any, Any]
@@ -286,6 +289,12 @@ def test_hidden_states_and_parameters_may_be_assigned_before_the_first_step():
     assert_same_batches(
         ours.recurrent_mini_batch_generator(1, 1), theirs.recurrent_mini_batch_generator(1, 1)
     )
+    for storage in (theirs, ours):
+        storage.clear()
+        torch.manual_seed(2)
+        storage.add_transition(random_step(theirs))
+        storage.add_transition(random_step(theirs, "-g"))
+    assert_same(ours.saved_hidden_state_c, theirs.saved_hidden_state_c)
 
 
 def test_a_simulator_that_reuses_its_memory_does_not_change_what_was_stored():
@@ -324,18 +333,27 @@ def test_the_counter_may_be_set():
         ours.step = 4
 
 
-def test_a_refused_step_leaves_room_for_the_right_one():
-    _, ours = make_both(3, 2)
+@pytest.mark.parametrize(
+    ("name", "value", "error", "message"),
+    [
+        ("rewards", torch.zeros(2), ValueError, r"`rewards` of shape \(2, 1\), expected \(3, 1\)"),
+        ("dones", torch.zeros(1), ValueError, r"`dones` of shape \(1, 1\)"),
+        ("actions", torch.zeros(3, 7), ValueError, r"`actions` of shape \(3, 7\), expected \(3, 2\)"),
+        ("actions", torch.zeros(3, 1), ValueError, "actions"),
+        ("distribution_params", (torch.zeros(3, 2),), ValueError, "tensors"),
+        ("observations", TensorDict({"policy": torch.zeros(3, 3)}, [3]), KeyError, "'critic'"),
+    ],
+)
+def test_a_refused_step_leaves_room_for_the_right_one(name, value, error, message):
+    _, ours = make_both(3, 3)
+    ours.add_transition(random_step(ours))
     step = random_step(ours)
-    step.rewards = torch.zeros(2)
-    with pytest.raises(ValueError, match=r"3 environments.*\(2,\)"):
-        ours.add_transition(step)
-    step = random_step(ours)
-    step.actions = torch.zeros(3, 7)
-    with pytest.raises(ValueError, match="action"):
+    setattr(step, name, value)
+    with pytest.raises(error, match=message):
         ours.add_transition(step)
     ours.add_transition(random_step(ours))
-    assert ours.step == 1
+    assert ours.step == 2
+    assert ours.buffer.write_count == 6
 
 
 @pytest.mark.parametrize(
@@ -511,6 +529,75 @@ def test_an_algorithm_takes_our_storage_without_any_patch():
     assert storage.step == 0
 
 
+# -- what the comparison notices ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rnn", "name", "wrong"),
+    [
+        (None, "draws twice", lambda m: _after(m, "mini_batch_generator", lambda s: torch.rand(1))),
+        (None, "leaves rewards out", lambda m: _row_without(m, 3)),
+        (None, "never lets go of the first copy", lambda m: m.setattr(ShuffledCopies, "shuffle", _once())),
+        (
+            "lstm",
+            "states of the wrong cells",
+            lambda m: m.setattr(storage_module, "starting_states", _shifted),
+        ),
+        (
+            "lstm",
+            "pads to the longest",
+            lambda m: m.setattr(batches_module, "_up_to_the_last_row", _as_it_is),
+        ),
+    ],
+)
+def test_a_planted_fault_is_noticed(monkeypatch, rnn, name, wrong):
+    wrong(monkeypatch)
+    cfg = config(rnn)
+    theirs = learn(False, OnPolicyRunner, cfg, 8).save()
+    try:
+        ours = learn(True, OnPolicyRunner, cfg, 8).save()
+    except (RuntimeError, ValueError):
+        return
+    state = "actor_state_dict"
+    assert not all(torch.equal(ours[state][key], value) for key, value in theirs[state].items()), name
+
+
+def _after(m: Any, name: str, also: Any) -> None:
+    original = getattr(RolloutStorage, name)
+    m.setattr(RolloutStorage, name, lambda self, *args: (also(self), original(self, *args))[1])
+
+
+def _row_without(m: Any, place: int) -> None:
+    original = RolloutStorage._row
+
+    def row(self, t):
+        views = list(original(self, t))
+        views[place] = torch.empty_like(views[place])
+        return views
+
+    m.setattr(RolloutStorage, "_row", row)
+
+
+def _once() -> Any:
+    first: list[Any] = []
+    original = ShuffledCopies.shuffle
+
+    def shuffle(self, columns, cells):
+        if not first:
+            first.append({key: x.clone() for key, x in original(self, columns, cells).items()})
+        return first[0]
+
+    return shuffle
+
+
+def _shifted(saved: Any, start: Tensor) -> list[Tensor]:
+    return starting_states(saved, (start + 1) % (saved[0].shape[0] * saved[0].shape[1]))
+
+
+def _as_it_is(plan: Any, num_steps: int) -> Any:
+    return plan
+
+
 # -- the patch ---------------------------------------------------------------------------------------
 
 
@@ -544,6 +631,9 @@ sys.modules["rsl_rl"] = None
 import torch
 from tensordict import TensorDict
 from torchrl_rslstorage.rsl_rl import RolloutStorage, patch_rsl_rl
+from torchrl_rslstorage.rsl_rl import mini_batches as batches_module
+from torchrl_rslstorage.rsl_rl import rollout_storage as storage_module
+from torchrl_rslstorage.rsl_rl.mini_batches import ShuffledCopies, starting_states
 RolloutStorage("rl", 2, 2, TensorDict({"policy": torch.zeros(2, 1)}, [2]), [1])
 try:
     patch_rsl_rl()

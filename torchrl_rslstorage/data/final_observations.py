@@ -115,8 +115,6 @@ class CellTable:
         """What `record` would keep, copied but not yet kept: for rows that may still be refused."""
         if flags is None:
             return self._whole_row(t, values)
-        if not values:
-            return None  # and no question to the device
         if _stalls(flags):
             return _Candidates(
                 t, flags.clone(), {key: value.detach().clone() for key, value in values.items()}

@@ -1,15 +1,5 @@
 """rsl-rl-lib's RolloutStorage over a RolloutBuffer: the same numbers, bit for bit, and faster mini-batches.
 
-    rsl-rl-lib's name             in ``storage.buffer.window``
-    observations[group]           ("observation", group)        [T, N, *]    dtype of the group
-    actions                       action                        [T, N, *]    the default float dtype, as
-    privileged_actions            teacher_action                [T, N, *]    all of rsl-rl-lib's columns
-    values, returns, advantages   state_value, value_target, advantage       [T, N, 1]
-    actions_log_prob              action_log_prob               [T, N, 1]
-    rewards, dones                ("next", "reward" | "done")   [T, N, 1]    dones: the bool as uint8
-    distribution_params[i]        ("distribution", i)           [T, N, *]    from the first step that has them
-    saved_hidden_state_a[i], _c   ("hidden", "a" | "c", i)      [T, N, layers, H]; here [T, layers, N, H]
-
 Kept to the letter, since rsl-rl-lib's numbers are what this class is for: of ``T·N`` cells that
 ``num_mini_batches`` does not divide the last ones are never seen, and of as many environments the last ones;
 a window may be read before it is full; states that were not given for a row are those of an earlier window.
@@ -18,7 +8,8 @@ a window may be read before it is full; states that were not given for a row are
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from operator import attrgetter
 from typing import Any, cast
 
 import torch
@@ -26,8 +17,8 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
 from torchrl_rslstorage._compat import foreach_copy_
-from torchrl_rslstorage.data import RolloutBuffer
-from torchrl_rslstorage.data.leaves import Key
+from torchrl_rslstorage.data.leaves import Key, show_all
+from torchrl_rslstorage.rsl_rl.columns import DISTILLATION, RL, RolloutColumns
 from torchrl_rslstorage.rsl_rl.mini_batches import (
     PaddedTrajectories,
     ShuffledCopies,
@@ -36,24 +27,10 @@ from torchrl_rslstorage.rsl_rl.mini_batches import (
 )
 from torchrl_rslstorage.rsl_rl.records import Batch, HiddenState, Transition
 
-_RL, _DISTILLATION = "rl", "distillation"
-_NAMES: dict[str, Key] = {
-    "actions": "action",
-    "privileged_actions": "teacher_action",
-    "values": "state_value",
-    "actions_log_prob": "action_log_prob",
-    "returns": "value_target",
-    "advantages": "advantage",
-    "rewards": ("next", "reward"),
-    "dones": ("next", "done"),
-}
-"""rsl-rl-lib's attributes that are one column, and how the buffer calls them."""
-
-_GROUPS = ("distribution_params", "saved_hidden_state_a", "saved_hidden_state_c")
-"""Those that are several columns, or None before the first step that has them."""
+_shape = attrgetter("shape")
 
 
-class RolloutStorage:
+class RolloutStorage(RolloutColumns):
     """Drop-in for ``rsl_rl.storage.RolloutStorage`` of rsl-rl-lib 5.5.1, with a `RolloutBuffer` below it.
 
     rsl-rl-lib's ``PPO``, ``Distillation`` and runners work on it unchanged (`patch_rsl_rl`, or pass one to
@@ -98,25 +75,6 @@ class RolloutStorage:
     Batch = Batch
     Transition = Transition
 
-    observations: TensorDictBase
-    """Observation groups ``[T, N]``."""
-    actions: Tensor
-    rewards: Tensor
-    dones: Tensor
-    """``[T, N, 1]`` uint8."""
-    values: Tensor
-    """Like all that follow, of storages for ``"rl"`` alone."""
-    actions_log_prob: Tensor
-    returns: Tensor
-    advantages: Tensor
-    distribution_params: tuple[Tensor, ...] | None
-    privileged_actions: Tensor
-    """Of storages for ``"distillation"`` alone."""
-    saved_hidden_state_a: list[Tensor] | None
-    """The actor's states before each step, ``[T, layers, N, H]``; None before there was one."""
-    saved_hidden_state_c: list[Tensor] | None
-    """The critic's."""
-
     def __init__(
         self,
         training_type: str,
@@ -126,108 +84,9 @@ class RolloutStorage:
         actions_shape: tuple[int, ...] | list[int],
         device: str = "cpu",
     ) -> None:
-        self.training_type = training_type
-        self.device = device
-        self.num_transitions_per_env = num_transitions_per_env
-        self.num_envs = num_envs
-        self.actions_shape = actions_shape
-        self.buffer = self._make_buffer(obs, device)
-        """The window, as a TorchRL replay buffer."""
-        self._derived: dict[Key, tuple[torch.Size, torch.dtype]] = {}
+        super().__init__(training_type, num_envs, num_transitions_per_env, obs, actions_shape, device)
         self._shuffled: ShuffledCopies | None = ShuffledCopies()
         self._padded: PaddedTrajectories | None = PaddedTrajectories()
-        held = self.__dict__
-        window = cast("TensorDictBase", self.buffer.storage.columns)
-        groups = {key: window.get(("observation", key)) for key in obs.keys()}
-        held["observations"] = TensorDict(groups, window.batch_size, device=device)
-        held.update((name, window.get(key)) for name, key in _NAMES.items() if key in window.keys(True))
-        held["dones"] = held["dones"].view(torch.uint8)
-        held.update(dict.fromkeys(_GROUPS[1:]))
-        if training_type == _RL:
-            held["distribution_params"] = None
-            for name in ("returns", "advantages"):
-                held[name] = self._new_column(_NAMES[name], torch.Size([1]))
-        self._root = {key: window.get(key) for key in self._root_keys(obs)}
-        self._never = torch.zeros(num_envs, 1, dtype=torch.bool, device=device)
-
-    def _make_buffer(self, obs: TensorDictBase, device: str) -> RolloutBuffer:
-        one, num_envs = torch.zeros(()), self.num_envs  # of the default float dtype, as rsl-rl-lib's columns
-        action, scalar = one.expand(num_envs, *self.actions_shape), one.expand(num_envs, 1)
-        row: dict[str, Any] = {"observation": dict(obs.items()), "action": action}
-        if self.training_type == _DISTILLATION:
-            row["teacher_action"] = action
-        if self.training_type == _RL:
-            row["state_value"], row["action_log_prob"] = scalar, scalar
-        row["next"] = {"reward": scalar, "done": scalar.bool()}
-        example = TensorDict(row, [num_envs])
-        return RolloutBuffer(self.num_transitions_per_env, num_envs, device=device, example=example)
-
-    def _root_keys(self, obs: TensorDictBase) -> list[Key]:
-        extra = {_RL: ["state_value", "action_log_prob"], _DISTILLATION: ["teacher_action"]}
-        return [*(("observation", key) for key in obs.keys()), "action", *extra.get(self.training_type, [])]
-
-    # -- attributes ------------------------------------------------------------------------------
-
-    @property
-    def step(self) -> int:
-        """Rows written into the present window; may be set, as rsl-rl-lib's counter may."""
-        return self.buffer.num_rows
-
-    @step.setter
-    def step(self, value: int) -> None:
-        if not 0 <= value <= self.num_transitions_per_env:
-            raise ValueError(f"`step` must lie in [0, {self.num_transitions_per_env}], got {value}.")
-        writer = self.buffer.writer
-        writer.load_state_dict({"cursor": value, "write_count": writer.write_count})
-        self.buffer.storage.set_num_rows(value)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        """Copies what is assigned to a column into its memory, which the buffer shares."""
-        held = self.__dict__
-        if name == "observations" and name in held:
-            groups = list(self.observations.keys())
-            self._assign(name, [self.observations[key] for key in groups], [value[key] for key in groups])
-        elif name in _NAMES and name in held:
-            self._assign(name, [held[name]], [value])
-        elif name in _GROUPS and name in held:
-            self._assign_group(name, value)
-        else:
-            super().__setattr__(name, value)
-
-    def _assign(self, name: str, columns: Sequence[Tensor], values: Sequence[Tensor]) -> None:
-        for column, value in zip(columns, values, strict=True):
-            if value.shape != column.shape:
-                raise ValueError(
-                    f"`{name}` was assigned a tensor of shape {tuple(value.shape)}, but its column is "
-                    f"{tuple(column.shape)}: assigning copies into the column, so both must be the same."
-                )
-        with torch.no_grad():
-            for column, value in zip(columns, values, strict=True):
-                column.copy_(value != 0 if name == "dones" else value)
-
-    def _assign_group(self, name: str, values: Sequence[Tensor] | None) -> None:
-        if values is None:
-            self.__dict__[name] = None
-            return
-        if self.__dict__[name] is None:
-            self._make_group(name, [value[0] for value in values])
-        self._assign(name, self.__dict__[name], values)
-
-    def _make_group(self, name: str, row: Sequence[Tensor]) -> None:
-        """Makes the columns of a group that first appears with ``row``."""
-        made: list[Tensor] = []
-        for i, value in enumerate(row):
-            if name == "distribution_params":
-                made.append(self._new_column(("distribution", str(i)), value.shape[1:]))
-            else:
-                layers, _, *features = value.shape
-                column = self._new_column(("hidden", name[-1], str(i)), torch.Size([layers, *features]))
-                made.append(column.transpose(1, 2))
-        self.__dict__[name] = tuple(made) if name == "distribution_params" else made
-
-    def _new_column(self, key: Key, features: torch.Size) -> Tensor:
-        self._derived[key] = (features, torch.get_default_dtype())
-        return self.buffer.storage.derived(key, features=features, dtype=torch.get_default_dtype())
 
     # -- writing ---------------------------------------------------------------------------------
 
@@ -246,34 +105,33 @@ class RolloutStorage:
             raise OverflowError(
                 f"The storage holds all of its {t} steps: call clear() before adding another transition."
             )
-        reward, done = (x.view(-1, 1) for x in (transition.rewards, transition.dones))
-        if not len(reward) == len(done) == self.num_envs:
-            raise ValueError(
-                f"A step brings one reward and one done flag for each of {self.num_envs} environments, got "
-                f"{tuple(transition.rewards.shape)} and {tuple(transition.dones.shape)}."
+        groups = dict(transition.observations.items())
+        if groups.keys() != self._group_names.keys():
+            raise KeyError(
+                f"A step brings the observation groups {show_all(groups)}, the storage holds "
+                f"{show_all(self._group_names)}."
             )
-        row: dict[Key, Tensor] = {("observation", key): x for key, x in transition.observations.items()}
-        row["action"] = transition.actions
-        if self.training_type == _DISTILLATION:
-            row["teacher_action"] = transition.privileged_actions
-        if self.training_type == _RL:
-            row["state_value"] = transition.values
-            row["action_log_prob"] = transition.actions_log_prob.view(-1, 1)
-            self._copy_group(t, "distribution_params", transition.distribution_params)
+        done = transition.dones.view(-1, 1)
+        done = done if done.dtype is torch.bool else done != 0
+        # In the order of `_written`. RSL-RL's time-outs are in the rewards by now: every end terminates.
+        row = [groups[name] for name in self._group_names]
+        row += (transition.actions, transition.rewards.view(-1, 1), done, done)
+        if self.training_type == DISTILLATION:
+            row.append(transition.privileged_actions)
+        if self.training_type == RL:
+            if self.distribution_params is None:
+                self._make_group("distribution_params", transition.distribution_params)
+            row += (transition.values, transition.actions_log_prob.view(-1, 1))
+            row += transition.distribution_params
+        if list(map(_shape, row)) != self._shapes:
+            self._refuse(row)
         for suffix, states in zip("ac", transition.hidden_states, strict=True):
             if states is not None:
-                self._copy_group(t, f"saved_hidden_state_{suffix}", _as_tuple(states))
-        for key, column in self._root.items():
-            if key in row and row[key].dtype is not column.dtype:
-                row[key] = row[key].to(column.dtype)
-        done = done if done.dtype is torch.bool else done != 0
-        writer = self.buffer.writer
-        writer.write_root_leaves(row)
-        # RSL-RL's time-outs are in the rewards by now: every end is one that nothing is bootstrapped from.
-        after: dict[Key, Tensor] = {"reward": reward.to(self.rewards.dtype), "done": done}
-        writer.write_next_leaves({**after, "terminated": done, "truncated": self._never})
+                self._copy_states(t, f"saved_hidden_state_{suffix}", _as_tuple(states))
+        foreach_copy_(self._row(t), row)
+        self._set_step(t + 1, self.buffer.write_count + self.num_envs)
 
-    def _copy_group(self, t: int, name: str, row: tuple[Tensor, ...]) -> None:
+    def _copy_states(self, t: int, name: str, row: tuple[Tensor, ...]) -> None:
         if self.__dict__[name] is None:
             self._make_group(name, row)
         foreach_copy_([column[t] for column in self.__dict__[name]], list(row))
@@ -292,7 +150,7 @@ class RolloutStorage:
         Raises:
             ValueError: this is no storage for distillation.
         """
-        self._require(_DISTILLATION, "generator")
+        self._require(DISTILLATION, "generator")
         for t in range(self.num_transitions_per_env):
             yield Batch(
                 observations=self.observations[t],
@@ -307,7 +165,7 @@ class RolloutStorage:
             ValueError: this is no storage for reinforcement learning, or more mini-batches were asked for
                 than it can cut.
         """
-        self._require(_RL, "mini_batch_generator")
+        self._require(RL, "mini_batch_generator")
         size = self._size(self.num_envs * self.num_transitions_per_env, num_mini_batches, "transitions")
         cells = torch.randperm(num_mini_batches * size, device=self.device)
         # Lent to one generator at a time: another one that runs beside it gets memory of its own.
@@ -334,7 +192,7 @@ class RolloutStorage:
             ValueError: this is no storage for reinforcement learning, or more mini-batches were asked for
                 than it can cut.
         """
-        self._require(_RL, "recurrent_mini_batch_generator")
+        self._require(RL, "recurrent_mini_batch_generator")
         size = self._size(self.num_envs, num_mini_batches, "environments")
         groups = cast("dict[str, Tensor]", dict(self.observations.items()))
         padded, self._padded = self._padded or PaddedTrajectories(), None
