@@ -26,6 +26,7 @@ class Walkers:
     """
 
     num_actions = 2
+    step_dt = 0.02
 
     def __init__(
         self,
@@ -73,6 +74,10 @@ class Walkers:
         entries = {key: self._memory(key, value) for key, value in groups.items()}
         return TensorDict(entries, [self.num_envs])
 
+    @property
+    def unwrapped(self) -> Walkers:
+        return self
+
     def get_observations(self) -> TensorDict:
         return self._hand_out(self._groups())
 
@@ -104,3 +109,14 @@ class Walkers:
         if self.layout == "column":
             return flags.unsqueeze(-1)
         return flags.long() if self.layout == "integer" else flags
+
+
+class SeeingWalkers(Walkers):
+    """Walkers with a camera besides, ``[N, 1, 8, 8]``."""
+
+    def _groups(self) -> dict[str, Tensor]:
+        grid = torch.linspace(-1, 1, 8)
+        near = (grid - self.place[:, :1]).square().unsqueeze(-1) + (
+            grid - self.place[:, 1:]
+        ).square().unsqueeze(-2)
+        return {**super()._groups(), "camera": near.unsqueeze(1)}

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rsl_rl.runners import DistillationRunner, OnPolicyRunner
 from rsl_rl.storage import RolloutStorage as Theirs
-from simulators import Walkers
+from simulators import SeeingWalkers, Walkers
 from tensordict import TensorDict
 from torch import Tensor
 
@@ -468,7 +468,8 @@ def learn(patched: bool, runner: Any, cfg: dict[str, Any], num_envs: int, tmp_pa
     """Five iterations; returns the algorithm."""
     with patch_rsl_rl() if patched else contextlib.nullcontext():
         torch.manual_seed(3)
-        env = Walkers([3, 5, 4, 6, 9, 11, 2, 20, 5][:num_envs], limit=1.5)
+        simulator = SeeingWalkers if "camera" in str(cfg["obs_groups"]) else Walkers
+        env = simulator([3, 5, 4, 6, 9, 11, 2, 20, 5][:num_envs], limit=1.5)
         made = runner(env, copy.deepcopy(cfg), log_dir=None, device="cpu")
         if isinstance(made, DistillationRunner):
             made.alg.teacher_loaded = True
@@ -497,7 +498,7 @@ def test_distillation_runners_parameters_are_the_same_in_every_bit(rnn):
 def assert_same_states(ours: Any, theirs: Any) -> None:
     moved = 0
     for name, state in theirs.items():
-        if name == "optimizer_state_dict":
+        if name.endswith("optimizer_state_dict"):
             continue
         for key, value in state.items():
             assert torch.equal(ours[name][key], value), (name, key)
@@ -511,6 +512,54 @@ def assert_same_states(ours: Any, theirs: Any) -> None:
         assert all(
             torch.equal(torch.as_tensor(mine[key]), torch.as_tensor(value)) for key, value in other.items()
         )
+
+
+def mirrored(env: Any, obs: Any, actions: Any) -> Any:
+    """Both hands, and the other way round."""
+    if obs is not None:
+        obs = torch.cat([obs, obs.apply(torch.neg)])
+    return obs, None if actions is None else torch.cat([actions, -actions])
+
+
+def with_cameras() -> dict[str, Any]:
+    cfg = config()
+    cnn = {"output_channels": [4], "kernel_size": 3}
+    for network in ("actor", "critic"):
+        cfg["obs_groups"][network].append("camera")
+        cfg[network] |= {"class_name": "CNNModel", "cnn_cfg": dict(cnn)}
+    return cfg
+
+
+def with_curiosity(cfg: dict[str, Any]) -> dict[str, Any]:
+    cfg["obs_groups"]["rnd_state"] = ["policy"]
+    hidden = {"predictor_hidden_dims": [8], "target_hidden_dims": [8]}
+    cfg["algorithm"]["rnd_cfg"] = {"num_outputs": 2, **hidden, "weight": 10.0, "state_normalization": True}
+    return cfg
+
+
+BOTH_HANDS = {
+    "data_augmentation_func": mirrored,
+    "use_data_augmentation": True,
+    "use_mirror_loss": True,
+    "mirror_loss_coeff": 0.5,
+}
+
+
+@pytest.mark.parametrize(
+    "cfg",
+    [
+        config(symmetry_cfg=BOTH_HANDS),
+        with_curiosity(config()),
+        with_curiosity(config("lstm")),
+        with_cameras(),
+        config(use_mixed_precision=True),
+        config("gru", use_mixed_precision=True),
+    ],
+    ids=["symmetry", "curiosity", "recurrent curiosity", "cameras", "mixed precision", "recurrent mixed"],
+)
+def test_rsl_rls_extensions_end_in_the_same_bits(cfg):
+    ours, theirs = (learn(patched, OnPolicyRunner, cfg, 8) for patched in (True, False))
+    assert_same_states(ours.save(), theirs.save())
 
 
 def test_an_algorithm_takes_our_storage_without_any_patch():

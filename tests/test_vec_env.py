@@ -524,11 +524,11 @@ def test_the_environment_below_is_seeded_and_closed():
     env.seed(3)
     first = env.reset()[0]["observation"]
     env.seed(3)
-    env.unwrapped._first_reset_done = False
+    env.env._first_reset_done = False
     assert torch.equal(env.reset()[0]["observation"], first)
     env.close()
     env.close()
-    assert env.unwrapped.is_closed
+    assert env.env.is_closed
 
 
 @pytest.mark.parametrize(

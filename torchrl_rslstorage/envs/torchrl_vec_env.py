@@ -35,6 +35,7 @@ class TorchRLVecEnv:
             before; ``None`` asks the environment (``max_episode_steps``), and lets it do it alone if it has
             not got the name. RSL-RL's ``init_at_random_ep_len`` sets ``episode_length_buf``, and with it the
             time of the first cut.
+        step_dt: seconds of a step, by which RSL-RL scales the weight of its curiosity (RND).
         log_keys: entries under ``next`` to log, averaged over the environments by RSL-RL.
         cfg: what RSL-RL's loggers save as the environment's configuration.
 
@@ -54,6 +55,7 @@ class TorchRLVecEnv:
         env: EnvBase,
         *,
         max_episode_length: int | None = None,
+        step_dt: float = 1.0,
         log_keys: Sequence[NestedKey] = (),
         cfg: Any = None,
     ) -> None:
@@ -80,6 +82,7 @@ class TorchRLVecEnv:
         self.num_actions: int = shape[-1]
         self.device: torch.device = env.device or torch.device("cpu")
         self.cfg = {} if cfg is None else cfg
+        self.step_dt = step_dt
         # SerialEnv and ParallelEnv answer for each of theirs, in a list.
         apart = isinstance(env, SerialEnv | ParallelEnv)
         known = None if apart else getattr(env, "max_episode_steps", None)
@@ -107,9 +110,9 @@ class TorchRLVecEnv:
         return self._max_episode_length
 
     @property
-    def unwrapped(self) -> EnvBase:
-        """The TorchRL environment."""
-        return self.env
+    def unwrapped(self) -> TorchRLVecEnv:
+        """This object, which RSL-RL asks for ``step_dt``; the TorchRL environment is ``env``."""
+        return self
 
     def get_observations(self) -> TensorDict:
         """The observation groups ``[N]`` to act on; starts the environments if nobody has."""
