@@ -398,6 +398,16 @@ def test_mini_batches_of_one_update_share_the_memory_of_one_copy():
     assert again.actions.data_ptr() == batches[0].actions.data_ptr()
 
 
+@given(T=sizes, N=sizes, M=st.integers(1, 4))
+def test_mini_batches_start_where_rsl_rls_start_which_decides_a_convolutions_last_bit(T, N, M):
+    if T * N < M:
+        return
+    _, ours = make_both(N, T)
+    fill(ours)
+    for batch in ours.mini_batch_generator(M, 1):
+        assert all(x.data_ptr() % 64 == 0 and x.is_contiguous() for x in flat(batch).values())
+
+
 @pytest.mark.parametrize("method", ["mini_batch_generator", "recurrent_mini_batch_generator"])
 def test_what_a_consumer_does_to_a_mini_batch_reaches_the_next_epoch_no_more_than_with_rsl_rl(method):
     theirs, ours = make_both(4, 3)
@@ -633,7 +643,7 @@ def _once() -> Any:
 
     def shuffle(self, columns, cells):
         if not first:
-            first.append({key: x.clone() for key, x in original(self, columns, cells).items()})
+            first.append(copy.deepcopy(original(self, columns, cells)))
         return first[0]
 
     return shuffle
@@ -680,9 +690,6 @@ sys.modules["rsl_rl"] = None
 import torch
 from tensordict import TensorDict
 from torchrl_rslstorage.rsl_rl import RolloutStorage, patch_rsl_rl
-from torchrl_rslstorage.rsl_rl import mini_batches as batches_module
-from torchrl_rslstorage.rsl_rl import rollout_storage as storage_module
-from torchrl_rslstorage.rsl_rl.mini_batches import ShuffledCopies, starting_states
 RolloutStorage("rl", 2, 2, TensorDict({"policy": torch.zeros(2, 1)}, [2]), [1])
 try:
     patch_rsl_rl()

@@ -10,27 +10,28 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from torchrl_rslstorage.data import Trajectories, pad, plan_trajectories
-from torchrl_rslstorage.data.columns import Workspace
 from torchrl_rslstorage.data.leaves import Key
 
 
 class ShuffledCopies:
-    """Every column ``[T, N, *]`` flattened and shuffled, as `MiniBatchSampler` makes it.
+    """Every column ``[T, N, *]`` flattened and shuffled, each mini-batch in memory of its own.
 
-    rsl-rl-lib hands out a new copy in every epoch, which a consumer may write into without harm. Here all
-    epochs get views of one: its tensors' version counters tell whether it has to be made again.
+    Of its own, since rsl-rl-lib's are: where a tensor starts decides which of a convolution's kernels reads
+    it, and with that its last bit. rsl-rl-lib makes a new copy in every epoch, too, which a consumer may
+    write into without harm; here all epochs share one, and its version counters tell whether somebody did.
     """
 
     def __init__(self) -> None:
-        self._workspace = Workspace()
-        self._columns: dict[Key, Tensor] = {}
-        self._cells = torch.zeros(0, dtype=torch.int64)
+        self._rooms: dict[tuple[int, Key], Tensor] = {}
+        self._flat: dict[Key, Tensor] = {}
+        self._cells: Sequence[Tensor] = ()
         self._copies: list[Tensor] = []
         self._versions: list[int] = []
 
-    def shuffle(self, columns: dict[Key, Tensor], cells: Tensor) -> dict[Key, Tensor]:
-        """The flat cells ``cells [M]`` of every column, ``[M, *]``: good until the next call."""
-        self._columns, self._cells = columns, cells
+    def shuffle(self, columns: dict[Key, Tensor], cells: Sequence[Tensor]) -> list[dict[Key, Tensor]]:
+        """The flat cells ``[B]`` of each mini-batch, of every column; good until the next call."""
+        self._flat = {key: column.flatten(0, 1) for key, column in columns.items()}
+        self._cells = cells
         return self._gather()
 
     def refresh(self) -> None:
@@ -38,11 +39,24 @@ class ShuffledCopies:
         if [copy._version for copy in self._copies] != self._versions:
             self._gather()
 
-    def _gather(self) -> dict[Key, Tensor]:
-        copied = self._workspace.gather(self._columns, tuple(self._columns)).run(self._cells)
-        self._copies = list(copied.values())
+    def _gather(self) -> list[dict[Key, Tensor]]:
+        parts = [
+            {
+                key: torch.index_select(flat, 0, cells, out=self._room(number, key, len(cells), flat))
+                for key, flat in self._flat.items()
+            }
+            for number, cells in enumerate(self._cells)
+        ]
+        self._copies = [copy for part in parts for copy in part.values()]
         self._versions = [copy._version for copy in self._copies]
-        return copied
+        return parts
+
+    def _room(self, number: int, key: Key, size: int, flat: Tensor) -> Tensor:
+        room = self._rooms.get((number, key))
+        if room is None or room.shape != (size, *flat.shape[1:]) or room.dtype != flat.dtype:
+            with torch.inference_mode(False):
+                room = self._rooms[number, key] = flat.new_empty((size, *flat.shape[1:]))
+        return room
 
 
 class PaddedTrajectories:

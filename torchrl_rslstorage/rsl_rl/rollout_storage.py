@@ -171,11 +171,8 @@ class RolloutStorage(RolloutColumns):
         # Lent to one generator at a time: another one that runs beside it gets memory of its own.
         copies, self._shuffled = self._shuffled or ShuffledCopies(), None
         try:
-            copied = copies.shuffle(self._columns(), cells)
-            batches = [
-                self._cut({key: column[i * size : (i + 1) * size] for key, column in copied.items()}, size)
-                for i in range(num_mini_batches)
-            ]
+            parts = copies.shuffle(self._columns(), cells.split(size))
+            batches = [self._cut(part, size) for part in parts]
             for epoch in range(num_epochs):
                 if epoch:
                     copies.refresh()
