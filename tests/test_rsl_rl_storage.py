@@ -399,7 +399,7 @@ def test_mini_batches_of_one_update_share_the_memory_of_one_copy():
 
 
 @given(T=sizes, N=sizes, M=st.integers(1, 4))
-def test_mini_batches_start_where_rsl_rls_start_which_decides_a_convolutions_last_bit(T, N, M):
+def test_mini_batches_start_at_memory_of_their_own_which_can_decide_a_products_last_bit(T, N, M):
     if T * N < M:
         return
     _, ours = make_both(N, T)

@@ -16,9 +16,10 @@ from torchrl_rslstorage.data.leaves import Key
 class ShuffledCopies:
     """Every column ``[T, N, *]`` flattened and shuffled, each mini-batch in memory of its own.
 
-    Of its own, since rsl-rl-lib's are: where a tensor starts decides which of a convolution's kernels reads
-    it, and with that its last bit. rsl-rl-lib makes a new copy in every epoch, too, which a consumer may
-    write into without harm; here all epochs share one, and its version counters tell whether somebody did.
+    Of its own, since rsl-rl-lib's are: where a tensor starts in memory can decide the last bit of a matrix
+    product with it (torch 2.13 with MKL: a Linear of 45 inputs, 3 rows). rsl-rl-lib makes a new copy in every
+    epoch, too, which a consumer may write into without harm; here all epochs share one, and its version
+    counters tell whether somebody did.
     """
 
     def __init__(self) -> None:
