@@ -21,6 +21,7 @@ if __package__ in (None, ""):  # run by its path, as `rslstorage bench` does
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import (
+    bench_bridge,
     bench_distillation,
     bench_gae,
     bench_history,
@@ -44,6 +45,7 @@ SUBJECTS: dict[str, Any] = {
     "recurrent": bench_recurrent,
     "history": bench_history,
     "distillation": bench_distillation,
+    "bridge": bench_bridge,
     "memory": bench_memory,
 }
 

@@ -187,7 +187,7 @@ def update_contenders(shape: Shape, rate: float, settings: Settings) -> list[Con
     torch.manual_seed(0)
     rollout = recurrent_rollout(shape, rate, settings.device)
     actor, critic = our_networks(shape, settings.device)
-    theirs = _rsl_rl_networks(shape, rollout)
+    theirs = rsl_rl_networks_of(shape, rollout)
     for mine, model in ((actor, theirs[0]), (critic, theirs[1])):
         mine.core.rnn.load_state_dict(model.rnn.rnn.state_dict())
         for parameter, source in zip(mine.mlp.parameters(), model.mlp.parameters(), strict=True):
@@ -216,12 +216,12 @@ def update_contenders(shape: Shape, rate: float, settings: Settings) -> list[Con
     ]
 
 
-def _rsl_rl_networks(shape: Shape, rollout: TensorDict) -> tuple[RNNModel, RNNModel]:
+def rsl_rl_networks_of(shape: Shape, rollout: TensorDict, hidden: int = HIDDEN) -> tuple[RNNModel, RNNModel]:
     observations = rollout[0].select(*shape.groups)
     groups = {"actor": ["policy"], "critic": [shape.critic_group]}
     gaussian = {"class_name": "GaussianDistribution", "init_std": 1.0, "std_type": "scalar"}
     options: dict[str, Any] = {
-        "hidden_dims": list(shape.hidden_dims), "rnn_type": "lstm", "rnn_hidden_dim": HIDDEN
+        "hidden_dims": list(shape.hidden_dims), "rnn_type": "lstm", "rnn_hidden_dim": hidden
     }  # fmt: skip
     actor = RNNModel(observations, groups, "actor", shape.num_actions, distribution_cfg=gaussian, **options)
     critic = RNNModel(observations, groups, "critic", 1, **options)

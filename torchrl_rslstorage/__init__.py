@@ -21,7 +21,15 @@ from torchrl_rslstorage.data import (
     unpad,
     zip_mini_batches,
 )
-from torchrl_rslstorage.envs import GymnasiumEnv, PendulumEnv, PointMassEnv, circle_motion, make_env
+from torchrl_rslstorage.envs import (
+    GymnasiumEnv,
+    PendulumEnv,
+    PointMassEnv,
+    TorchRLVecEnv,
+    VecEnvWrapper,
+    circle_motion,
+    make_env,
+)
 from torchrl_rslstorage.modules import (
     ActorCritic,
     AMPDiscriminator,
@@ -48,6 +56,7 @@ from torchrl_rslstorage.objectives import (
     normalize_advantage,
     style_reward,
 )
+from torchrl_rslstorage.rsl_rl import RolloutStorage, RSLRLPatch, patch_rsl_rl
 from torchrl_rslstorage.trainers import (
     AMPConfig,
     AMPTrainer,
@@ -96,10 +105,12 @@ __all__ = [
     "RNNCritic",
     "RSLPPOLoss",
     "RSLPPOTrainer",
+    "RSLRLPatch",
     "RolloutBuffer",
     "RolloutCollector",
     "RolloutGAE",
     "RolloutSampler",
+    "RolloutStorage",
     "RolloutTensorStorage",
     "RolloutWriter",
     "RunFolder",
@@ -107,9 +118,11 @@ __all__ = [
     "StudentTeacher",
     "StyleReward",
     "TimeStepSampler",
+    "TorchRLVecEnv",
     "Trajectories",
     "TrajectorySampler",
     "ValueCritic",
+    "VecEnvWrapper",
     "circle_motion",
     "discriminator_loss",
     "lerp_rewards",
@@ -117,6 +130,7 @@ __all__ = [
     "make_env",
     "normalize_advantage",
     "pad",
+    "patch_rsl_rl",
     "plan_trajectories",
     "read_motion",
     "style_reward",

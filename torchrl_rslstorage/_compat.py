@@ -30,7 +30,9 @@ __all__ = [
     "dispatch",
     "foreach_copy_",
     "plain_entries",
+    "reset_after_step",
     "resets_after_step",
+    "resets_natively",
 ]
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -76,6 +78,19 @@ def resets_after_step(env: EnvBase) -> bool:
         and not own.get("_torchrl_native_autoreset", False)
         and env._post_step_mdp_hooks is None
     )
+
+
+def resets_natively(env: EnvBase) -> bool:
+    """Whether the simulator resets itself within a step, and TorchRL 0.14 was told so."""
+    return bool(vars(env).get("_torchrl_native_autoreset", False))
+
+
+def reset_after_step(env: EnvBase, stepped: TensorDictBase) -> TensorDictBase:
+    """The second half of TorchRL 0.14's ``step_and_maybe_reset``: from a step to the root of the next one."""
+    following = env.step_mdp(stepped)
+    if env._post_step_mdp_hooks is not None:
+        _, following = env._post_step_mdp_hooks(stepped, following)
+    return env.maybe_reset(following)
 
 
 class ModuleBase(TensorDictModuleBase):

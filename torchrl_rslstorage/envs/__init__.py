@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import torch
-
 from torchrl_rslstorage.envs.base import BatchedEnv
 from torchrl_rslstorage.envs.gym import GymnasiumEnv
 from torchrl_rslstorage.envs.pendulum import PendulumEnv, PendulumState
 from torchrl_rslstorage.envs.point_mass import PointMassEnv, PointMassState, circle_motion
+from torchrl_rslstorage.envs.torchrl_vec_env import TorchRLVecEnv
+from torchrl_rslstorage.envs.vec_env import VecEnvWrapper
 
 __all__ = [
     "BatchedEnv",
@@ -16,12 +16,16 @@ __all__ = [
     "PendulumState",
     "PointMassEnv",
     "PointMassState",
+    "TorchRLVecEnv",
+    "VecEnvWrapper",
     "circle_motion",
     "make_env",
 ]
 
+
+import torch
+
 PENDULUM_TASKS = ("pendulum", "pendulum-hidden-velocity")
-"""The tasks that ship with the package."""
 
 
 def make_env(
