@@ -30,8 +30,10 @@ from torchrl_rslstorage.modules import (
 from torchrl_rslstorage.objectives import RolloutGAE, RSLPPOLoss, normalize_advantage
 from torchrl_rslstorage.trainers import (
     KLAdaptiveStepper,
+    NetworkConfig,
     PPOConfig,
     RSLPPOTrainer,
+    RSLRunnerConfig,
     RunFolder,
     RunFolderError,
 )
@@ -48,6 +50,7 @@ __all__ = [
     "MLPActor",
     "MLPCritic",
     "MiniBatchSampler",
+    "NetworkConfig",
     "ObservationModule",
     "PPOConfig",
     "PendulumEnv",
@@ -55,6 +58,7 @@ __all__ = [
     "RNNCritic",
     "RSLPPOLoss",
     "RSLPPOTrainer",
+    "RSLRunnerConfig",
     "RolloutBuffer",
     "RolloutCollector",
     "RolloutGAE",
