@@ -28,6 +28,7 @@ from torchrl_rslstorage.modules import (
     ValueCritic,
 )
 from torchrl_rslstorage.objectives import RolloutGAE, RSLPPOLoss, normalize_advantage
+from torchrl_rslstorage.rsl_rl import RSLCheckpoint, load_rsl_rl_checkpoint, save_rsl_rl_checkpoint
 from torchrl_rslstorage.trainers import (
     KLAdaptiveStepper,
     NetworkConfig,
@@ -56,6 +57,7 @@ __all__ = [
     "PendulumEnv",
     "RNNActor",
     "RNNCritic",
+    "RSLCheckpoint",
     "RSLPPOLoss",
     "RSLPPOTrainer",
     "RSLRunnerConfig",
@@ -70,9 +72,11 @@ __all__ = [
     "Trajectories",
     "TrajectorySampler",
     "ValueCritic",
+    "load_rsl_rl_checkpoint",
     "make_env",
     "normalize_advantage",
     "pad",
     "plan_trajectories",
+    "save_rsl_rl_checkpoint",
     "unpad",
 ]
