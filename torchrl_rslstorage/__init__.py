@@ -23,9 +23,11 @@ from torchrl_rslstorage.modules import (
     MLPActor,
     MLPCritic,
     ObservationModule,
+    PolicyStep,
     RNNActor,
     RNNCritic,
     ValueCritic,
+    export_policy,
 )
 from torchrl_rslstorage.objectives import RolloutGAE, RSLPPOLoss, normalize_advantage
 from torchrl_rslstorage.rsl_rl import RSLCheckpoint, load_rsl_rl_checkpoint, save_rsl_rl_checkpoint
@@ -55,6 +57,7 @@ __all__ = [
     "ObservationModule",
     "PPOConfig",
     "PendulumEnv",
+    "PolicyStep",
     "RNNActor",
     "RNNCritic",
     "RSLCheckpoint",
@@ -72,6 +75,7 @@ __all__ = [
     "Trajectories",
     "TrajectorySampler",
     "ValueCritic",
+    "export_policy",
     "load_rsl_rl_checkpoint",
     "make_env",
     "normalize_advantage",

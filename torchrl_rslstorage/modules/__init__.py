@@ -1,6 +1,7 @@
-"""Networks: MLP and recurrent actors and critics, their distribution, the observation normaliser."""
+"""Networks: MLP and recurrent actors and critics, their distribution, normaliser and export."""
 
 from torchrl_rslstorage.modules.distributions import DiagonalGaussian
+from torchrl_rslstorage.modules.export import PolicyStep, export_policy
 from torchrl_rslstorage.modules.heads import GaussianActor, ValueCritic
 from torchrl_rslstorage.modules.mlp import ActorCritic, MLPActor, MLPCritic
 from torchrl_rslstorage.modules.normalizer import EmpiricalNormalizer
@@ -15,7 +16,9 @@ __all__ = [
     "MLPActor",
     "MLPCritic",
     "ObservationModule",
+    "PolicyStep",
     "RNNActor",
     "RNNCritic",
     "ValueCritic",
+    "export_policy",
 ]
