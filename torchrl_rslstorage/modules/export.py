@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import copy
 import io
+import logging
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -137,16 +138,22 @@ def export_policy(actor: MLPActor | RNNActor, path: str | Path) -> Path:
 def _onnx(step: PolicyStep) -> bytes:
     for module in ("onnx", "onnxscript"):
         require_extra(module, "onnx", feature="the ONNX export")
-    program: Any = torch.onnx.export(
-        step,
-        step.example(batch=2),  # of one environment, torch would take B for a constant
-        input_names=step.input_names,
-        output_names=step.output_names,
-        opset_version=_OPSET,
-        dynamic_shapes=_free_batch(step),
-        dynamo=True,
-        verbose=False,
-    )
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)  # it tells of every package that it can do without
+    try:
+        program: Any = torch.onnx.export(
+            step,
+            step.example(batch=2),  # of one environment, torch would take B for a constant
+            input_names=step.input_names,
+            output_names=step.output_names,
+            opset_version=_OPSET,
+            dynamic_shapes=_free_batch(step),
+            dynamo=True,
+            verbose=False,
+        )
+    finally:
+        logger.setLevel(level)
     return program.model_proto.SerializeToString()
 
 

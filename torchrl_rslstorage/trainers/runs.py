@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ from torchrl_rslstorage.trainers.checkpoints import latest_checkpoint, load_chec
 from torchrl_rslstorage.trainers.options import TrainOptions, check_seed
 from torchrl_rslstorage.trainers.ppo_trainer import RSLPPOTrainer
 from torchrl_rslstorage.trainers.run_folder import RunFolder, RunFolderError, versions
+from torchrl_rslstorage.trainers.stepper import KLAdaptiveStepper
 
 Report = Callable[[str], None]
 
@@ -134,6 +135,39 @@ def evaluate_run(
         "mean_length": float(lengths.mean()),
         "num_episodes": returns.shape[1],
     }
+
+
+@dataclasses.dataclass
+class LearnedRun:
+    """What a run has learned up to one of its checkpoints, on the CPU."""
+
+    checkpoint: Path
+    actor: GaussianActor
+    critic: ValueCritic
+    stepper: KLAdaptiveStepper
+    iterations: int = 0
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Takes the trainer's counters from a checkpoint."""
+        self.iterations = state_dict["num_iterations"]
+
+
+def load_run(path: Path) -> LearnedRun:
+    """The networks of a run's newest checkpoint, or of the one named, and the stepper that trained them.
+
+    Raises:
+        RunFolderError: there is no run or no checkpoint at ``path``.
+        CheckpointError: the checkpoint is broken.
+    """
+    folder, checkpoint = _find_checkpoint(path)
+    options = TrainOptions.from_config(folder.config, folder.path)
+    options = dataclasses.replace(options, num_envs=1, device="cpu")
+    with _environment(options, train=False) as env:
+        actor, critic = _networks(options, env)
+    run = LearnedRun(checkpoint, actor, critic, KLAdaptiveStepper(actor, critic))
+    parts = {"actor": actor, "critic": critic, "stepper": run.stepper, "trainer": run}
+    load_checkpoint(checkpoint, parts)
+    return run
 
 
 @torch.no_grad()
