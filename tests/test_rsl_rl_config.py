@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import sys
 from typing import Any
 
@@ -193,7 +194,7 @@ def test_curiosity_and_symmetry_are_handed_on_but_are_no_hyper_parameters_of_ppo
     def mirror(env, obs, actions):
         raise NotImplementedError
 
-    symmetry = {"use_data_augmentation": True, "data_augmentation_func": mirror}
+    symmetry = {"use_data_augmentation": True, "data_augmentation_func": functools.partial(mirror, None)}
     source = change(rough_5x("go1"), "algorithm.symmetry_cfg", symmetry)
     config = RSLRunnerConfig.read(source)
     assert config.symmetry == symmetry and config.rnd is None
@@ -207,9 +208,9 @@ def test_curiosity_and_symmetry_are_handed_on_but_are_no_hyper_parameters_of_ppo
     with pytest.raises(ValueError, match=r"`algorithm\.rnd_cfg` is set"):
         PPOConfig.from_rsl_rl(source)
     with pytest.raises(
-        ValueError, match=r"`algorithm\.rnd_cfg\.wieght`.*Did you mean `algorithm\.rnd_cfg\.weight`"
+        ValueError, match=r"`algorithm\.rnd_cfg\.weights`.*Did you mean `algorithm\.rnd_cfg\.weight`"
     ):
-        RSLRunnerConfig.read(change(source, "algorithm.rnd_cfg", {**rnd, "wieght": 1}))
+        RSLRunnerConfig.read(change(source, "algorithm.rnd_cfg", {**rnd, "weights": 1}))
 
 
 def test_where_there_is_no_distribution_the_fields_before_it_are_read():

@@ -56,8 +56,10 @@ def _value(name: object, value: object) -> Any:
 
 
 def _is_section(value: object) -> bool:
-    plain = value is None or isinstance(value, str | bytes | int | float | list | tuple | set)
-    return not (plain or _is_unset(value) or inspect.isroutine(value))
+    if value is None or isinstance(value, str | bytes | int | float | list | tuple | set):
+        return False
+    # A function, or anything else that is called, is a value: symmetry_cfg has one.
+    return not _is_unset(value) and (isinstance(value, type) or not callable(value))
 
 
 def _is_unset(value: object) -> bool:
