@@ -21,8 +21,8 @@ sys.path.insert(0, str(ROOT))
 
 import benchmarks  # noqa: E402 - found from a checkout only
 from benchmarks import (  # noqa: E402
-    bench_distillation,
     bench_bridge,
+    bench_distillation,
     bench_gae,
     bench_history,
     bench_iteration,
@@ -70,6 +70,7 @@ SUBJECTS = {
     bench_distillation: {
         "distillation": {OURS, RSL_RL},
         "distillation_recurrent": {OURS, RSL_RL},
+    },
     bench_bridge: {
         name: {OURS, RSL_RL} for name in (*bench_bridge.SUBJECTS, *bench_bridge.RECURRENT_SUBJECTS)
     },

@@ -289,7 +289,7 @@ def test_an_option_out_of_range_is_named_before_anything_is_written(args, said, 
         ("train --schedule linear", "--schedule"),
         ("train --logger paper", "--logger"),
         ("eval", "PATH"),
-        ("", "{train, distill, resume, eval}"),
+        ("", "{train, distill, resume, eval, export}"),
     ],
 )
 def test_a_command_line_that_cannot_be_parsed_is_named_and_ends_with_status_2(args, said, capsys):

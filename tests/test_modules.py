@@ -35,12 +35,15 @@ ACTIVATIONS = {
     "elu": torch.nn.functional.elu,
     "relu": torch.relu,
     "selu": torch.selu,
+    "celu": torch.celu,
     "leaky_relu": torch.nn.functional.leaky_relu,
     "tanh": torch.tanh,
     "sigmoid": torch.sigmoid,
     "softplus": torch.nn.functional.softplus,
     "gelu": torch.nn.functional.gelu,
     "silu": torch.nn.functional.silu,
+    "mish": torch.nn.functional.mish,
+    "identity": lambda x: x,
 }
 
 
@@ -185,7 +188,7 @@ def test_in_keys_must_be_a_list_of_keys(in_keys):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"activation": "swoosh"}, r"`activation` must be one of \['elu', .*got 'swoosh'"),
+        ({"activation": "swoosh"}, r"`activation` must be one of \['celu', 'elu', .*got 'swoosh'"),
         ({"std_type": "exp"}, r"`std_type` must be one of \('scalar', 'log'\), got 'exp'"),
         ({"init_std": 0.0}, r"`init_std` must be positive, got 0\.0"),
         ({"hidden_dims": ()}, r"`hidden_dims` must be positive widths, got \(\)"),

@@ -2,6 +2,7 @@
 
 from torchrl_rslstorage.modules.discriminator import AMPDiscriminator
 from torchrl_rslstorage.modules.distributions import DiagonalGaussian
+from torchrl_rslstorage.modules.export import PolicyStep, export_policy
 from torchrl_rslstorage.modules.heads import GaussianActor, ValueCritic
 from torchrl_rslstorage.modules.mlp import ActorCritic, MLPActor, MLPCritic
 from torchrl_rslstorage.modules.normalizer import EmpiricalNormalizer
@@ -18,8 +19,10 @@ __all__ = [
     "MLPActor",
     "MLPCritic",
     "ObservationModule",
+    "PolicyStep",
     "RNNActor",
     "RNNCritic",
     "StudentTeacher",
     "ValueCritic",
+    "export_policy",
 ]

@@ -18,19 +18,35 @@ from torchrl_rslstorage.data.leaves import show
 from torchrl_rslstorage.modules.distributions import DiagonalGaussian
 from torchrl_rslstorage.modules.observations import ObservationModule
 
-Activation = Literal["elu", "relu", "selu", "leaky_relu", "tanh", "sigmoid", "softplus", "gelu", "silu"]
+Activation = Literal[
+    "elu",
+    "relu",
+    "selu",
+    "celu",
+    "leaky_relu",
+    "tanh",
+    "sigmoid",
+    "softplus",
+    "gelu",
+    "silu",
+    "mish",
+    "identity",
+]
 StdType = Literal["scalar", "log"]
 
 _ACTIVATIONS: dict[str, type[nn.Module]] = {
     "elu": nn.ELU,
     "relu": nn.ReLU,
     "selu": nn.SELU,
+    "celu": nn.CELU,
     "leaky_relu": nn.LeakyReLU,
     "tanh": nn.Tanh,
     "sigmoid": nn.Sigmoid,
     "softplus": nn.Softplus,
     "gelu": nn.GELU,
     "silu": nn.SiLU,
+    "mish": nn.Mish,
+    "identity": nn.Identity,
 }
 _STD_RANGE = (1e-6, 1e6)
 """Bounds of the standard deviation (rsl_rl 5.5.1, modules/distribution.py)."""

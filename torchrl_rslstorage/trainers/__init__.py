@@ -7,6 +7,8 @@ from torchrl_rslstorage.trainers.distillation_config import DistillationConfig
 from torchrl_rslstorage.trainers.distillation_stepper import DistillationStepper
 from torchrl_rslstorage.trainers.distillation_trainer import DistillationTrainer
 from torchrl_rslstorage.trainers.ppo_trainer import RSLPPOTrainer
+from torchrl_rslstorage.trainers.rsl_rl_config import RSLRunnerConfig
+from torchrl_rslstorage.trainers.rsl_rl_sections import NetworkConfig
 from torchrl_rslstorage.trainers.run_folder import RunFolder, RunFolderError
 from torchrl_rslstorage.trainers.stepper import KLAdaptiveStepper
 
@@ -17,8 +19,10 @@ __all__ = [
     "DistillationStepper",
     "DistillationTrainer",
     "KLAdaptiveStepper",
+    "NetworkConfig",
     "PPOConfig",
     "RSLPPOTrainer",
+    "RSLRunnerConfig",
     "RunFolder",
     "RunFolderError",
     "load_teacher",

@@ -18,6 +18,12 @@ class PPOConfig:
         >>> from torchrl_rslstorage import PPOConfig
         >>> PPOConfig(num_mini_batches=8).num_learning_epochs
         5
+
+        RSL-RL's runner configs are read whole; `RSLRunnerConfig` gives the rest of them.
+
+        >>> runner = {"num_steps_per_env": 24, "save_interval": 50, "policy": {"init_noise_std": 1.0}}
+        >>> PPOConfig.from_rsl_rl({**runner, "algorithm": {"gamma": 0.98}}).gamma
+        0.98
     """
 
     num_learning_epochs: int = 5
@@ -52,6 +58,27 @@ class PPOConfig:
     """Leave out transitions that do not fill mini-batches evenly, as RSL-RL does."""
     time_out: Literal["final_observation", "rsl_rl"] = "final_observation"
     """Bootstrap time-outs from the true final observation, or by RSL-RL's rule V(s_t)."""
+
+    @classmethod
+    def from_rsl_rl(cls, source: object) -> PPOConfig:
+        """The hyper-parameters of an RSL-RL runner config, which is read whole (`RSLRunnerConfig.read`).
+
+        ``reshuffle``, ``drop_remainder`` and ``time_out``, of which such configs say nothing, keep this
+        package's defaults.
+
+        Args:
+            source: a dict, the path of a YAML file, or a config class or instance.
+
+        Raises:
+            ValueError: a field is unknown or asks for what this package does not do, or the config has
+                curiosity or symmetry, which are no hyper-parameters of PPO; the message names the field.
+            ImportError: a YAML file, and PyYAML is missing.
+        """
+        from torchrl_rslstorage.trainers.rsl_rl_config import RSLRunnerConfig  # imports this module
+
+        config = RSLRunnerConfig.read(source)
+        config.require_nothing_beside_ppo()
+        return config.ppo
 
     def check(self) -> None:
         """Refuses what cannot be trained with.

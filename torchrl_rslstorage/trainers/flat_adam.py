@@ -199,4 +199,5 @@ class FlatAdam:
             self._mean[span] = saved["exp_avg"].reshape(-1)
             self._square[span] = saved["exp_avg_sq"].reshape(-1)
             self._steps.copy_(saved["step"])
-        self.learning_rate.copy_(torch.as_tensor(state_dict["param_groups"][0]["lr"]))
+        lr = state_dict["param_groups"][0]["lr"]  # a Python number would become a tensor of half its digits
+        self.learning_rate.copy_(torch.as_tensor(lr, dtype=self.learning_rate.dtype))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from torchrl_rslstorage.modules.heads import Activation, StdType
 from torchrl_rslstorage.trainers.config import AMPConfig, PPOConfig
+from torchrl_rslstorage.trainers.rsl_rl_config import RSLRunnerConfig
 from torchrl_rslstorage.trainers.run_folder import RunFolderError
 
 if TYPE_CHECKING:
@@ -202,6 +203,51 @@ class TrainOptions(RunOptions):
     """The algorithm."""
     style: StyleOptions = field(default_factory=StyleOptions)
     """What ``--amp`` trains with."""
+
+    @classmethod
+    def from_rsl_rl(cls, config: RSLRunnerConfig) -> TrainOptions:
+        """The options that an RSL-RL runner config amounts to; the task and its environments stay ours.
+
+        Raises:
+            ValueError: the config asks for what the command line has no options for; the message says what.
+        """
+        config.require_nothing_beside_ppo()
+        groups = config.observation_groups
+        pairs = {
+            "networks": (config.actor, config.critic),
+            "obs_groups": (groups.get("actor"), groups.get("critic")),
+        }
+        for name, (actors, critics) in pairs.items():
+            if actors != critics:
+                raise ValueError(
+                    f"The {name} of actor and critic differ, for which the command line has no options: "
+                    "train from Python, with RSLRunnerConfig.networks."
+                )
+        if config.clip_actions is not None:
+            raise ValueError(
+                f"`clip_actions` is {config.clip_actions}, but tasks here clip to their own bounds: set it "
+                "to null."
+            )
+        network = config.actor
+        given: dict[str, Any] = {
+            name: value
+            for name, value in (("seed", config.seed), ("max_iterations", config.max_iterations))
+            if value is not None
+        }
+        return cls(
+            **given,
+            num_steps_per_env=config.num_steps_per_env,
+            save_interval=config.save_interval,
+            policy=network.rnn_type or "mlp",
+            rnn_hidden_dim=network.rnn_hidden_dim,
+            rnn_num_layers=network.rnn_num_layers,
+            hidden_dims=network.hidden_dims,
+            activation=network.activation,
+            obs_normalization=network.normalize_observations,
+            init_std=config.init_std,
+            std_type=config.std_type,
+            ppo=config.ppo,
+        )
 
     def resolved(self) -> TrainOptions:
         """These options with the task's own values for what was left out.

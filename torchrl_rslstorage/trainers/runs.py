@@ -17,7 +17,7 @@ from torchrl.record.loggers.common import Logger
 from torchrl_rslstorage._extras import require_extra
 from torchrl_rslstorage.collectors import RolloutCollector
 from torchrl_rslstorage.data import RolloutBuffer
-from torchrl_rslstorage.modules import ActorCritic, GaussianActor
+from torchrl_rslstorage.modules import ActorCritic, GaussianActor, ValueCritic
 from torchrl_rslstorage.trainers.amp_run import build_amp, report_motion
 from torchrl_rslstorage.trainers.amp_trainer import AMPTrainer
 from torchrl_rslstorage.trainers.building import (
@@ -34,6 +34,7 @@ from torchrl_rslstorage.trainers.options import RunOptions, TrainOptions, check_
 from torchrl_rslstorage.trainers.playing import play
 from torchrl_rslstorage.trainers.ppo_trainer import RSLPPOTrainer
 from torchrl_rslstorage.trainers.run_folder import RunFolder, versions
+from torchrl_rslstorage.trainers.stepper import KLAdaptiveStepper
 from torchrl_rslstorage.trainers.window_trainer import WindowTrainer
 
 Report = Callable[[str], None]
@@ -138,6 +139,40 @@ def evaluate_run(
         "mean_length": float(lengths.mean()),
         "num_episodes": returns.shape[1],
     }
+
+
+@dataclasses.dataclass
+class LearnedRun:
+    """What a run has learned up to a checkpoint, on the CPU; of a distillation, the student alone."""
+
+    checkpoint: Path
+    actor: GaussianActor
+    critic: ValueCritic | None
+    stepper: KLAdaptiveStepper | None
+    iterations: int = 0
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Takes the trainer's counters from a checkpoint."""
+        self.iterations = state_dict["num_iterations"]
+
+
+def load_run(path: Path) -> LearnedRun:
+    """The networks of a run's newest checkpoint, or of the one named, and the stepper that trained them.
+
+    Raises:
+        RunFolderError: there is no run or no checkpoint at ``path``.
+        CheckpointError: the checkpoint is broken.
+    """
+    folder, checkpoint = find_checkpoint(path)
+    options = dataclasses.replace(options_of(folder.config, folder.path), num_envs=1, device="cpu")
+    with environment_of(options, train=False) as env:
+        actor = actor_of(options, env)
+        critic = critic_of(options, env) if isinstance(options, TrainOptions) else None
+    stepper = None if critic is None else KLAdaptiveStepper(actor, critic)
+    run = LearnedRun(checkpoint, actor, critic, stepper)
+    parts = {"actor": actor, "critic": critic, "stepper": stepper, "trainer": run}
+    load_checkpoint(checkpoint, {name: part for name, part in parts.items() if part is not None})
+    return run
 
 
 def _play(env: EnvBase, actor: GaussianActor, each: int, stochastic: bool) -> torch.Tensor:
