@@ -27,7 +27,14 @@ from torchrl_rslstorage.modules import (
     RNNCritic,
     ValueCritic,
 )
-from torchrl_rslstorage.objectives import RolloutGAE, RSLPPOLoss, normalize_advantage
+from torchrl_rslstorage.objectives import (
+    Mirror,
+    RolloutGAE,
+    RSLPPOLoss,
+    Symmetry,
+    normalize_advantage,
+    rsl_rl_augmentation,
+)
 from torchrl_rslstorage.trainers import (
     KLAdaptiveStepper,
     PPOConfig,
@@ -48,6 +55,7 @@ __all__ = [
     "MLPActor",
     "MLPCritic",
     "MiniBatchSampler",
+    "Mirror",
     "ObservationModule",
     "PPOConfig",
     "PendulumEnv",
@@ -63,6 +71,7 @@ __all__ = [
     "RolloutWriter",
     "RunFolder",
     "RunFolderError",
+    "Symmetry",
     "Trajectories",
     "TrajectorySampler",
     "ValueCritic",
@@ -70,5 +79,6 @@ __all__ = [
     "normalize_advantage",
     "pad",
     "plan_trajectories",
+    "rsl_rl_augmentation",
     "unpad",
 ]
