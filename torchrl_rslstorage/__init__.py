@@ -23,9 +23,11 @@ from torchrl_rslstorage.modules import (
     MLPActor,
     MLPCritic,
     ObservationModule,
+    RandomNetworkDistillation,
     RNNActor,
     RNNCritic,
     ValueCritic,
+    intrinsic_weight,
 )
 from torchrl_rslstorage.objectives import (
     Mirror,
@@ -63,6 +65,7 @@ __all__ = [
     "RNNCritic",
     "RSLPPOLoss",
     "RSLPPOTrainer",
+    "RandomNetworkDistillation",
     "RolloutBuffer",
     "RolloutCollector",
     "RolloutGAE",
@@ -75,6 +78,7 @@ __all__ = [
     "Trajectories",
     "TrajectorySampler",
     "ValueCritic",
+    "intrinsic_weight",
     "make_env",
     "normalize_advantage",
     "pad",

@@ -119,15 +119,15 @@ class Symmetry(nn.Module):
         """What copies of a mini-batch are made of.
 
         Args:
-            actor, critic: the networks that will see them.
+            actor: will see them.
+            critic: will see them where the loss learns from them.
             action: where actions stand.
 
         Raises:
             ValueError: there is no mirror for one of the keys.
         """
-        read = [
-            inputs_of(network) for network in ([actor, critic] if self.use_data_augmentation else [actor])
-        ]
+        networks = [actor, critic] if self.use_data_augmentation else [actor]
+        read = [inputs_of(network) for network in networks]
         observations = list(dict.fromkeys(key for keys, _ in read for key in keys))
         states = [key for _, keys in read for key in keys]
         lacking = [(key, "augment") for key in self._images.missing([*observations, action])]

@@ -3,6 +3,7 @@
 One iteration, and the hook that each part stands on:
 
     collector fills the window                      Trainer's loop
+    intrinsic rewards, if it is to be curious       pre_optim_steps
     RolloutGAE, one fresh update begins             pre_optim_steps
     epochs x mini-batches: loss, step               process_optim_batch, optimization_stepper
     normalisers take in the window                  post_steps
@@ -22,6 +23,7 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
+from tensordict.utils import NestedKey
 from torch import nn
 from torchrl.checkpoint import CheckpointRotation, GlobalRNGState
 from torchrl.record.loggers.common import Logger
@@ -30,10 +32,11 @@ from torchrl_rslstorage._compat import TrainerBase
 from torchrl_rslstorage.collectors import RolloutCollector
 from torchrl_rslstorage.data import MiniBatchSampler, RolloutBuffer, RolloutSampler, TrajectorySampler
 from torchrl_rslstorage.data.leaves import show
-from torchrl_rslstorage.modules import RNNActor, RNNCritic
-from torchrl_rslstorage.objectives import RolloutGAE, RSLPPOLoss
+from torchrl_rslstorage.modules import RandomNetworkDistillation, RNNActor, RNNCritic
+from torchrl_rslstorage.objectives import RolloutGAE, RSLPPOLoss, Symmetry
 from torchrl_rslstorage.trainers.checkpoints import checkpoint_of, latest_checkpoint, load_checkpoint
 from torchrl_rslstorage.trainers.config import PPOConfig
+from torchrl_rslstorage.trainers.curiosity import Curiosity
 from torchrl_rslstorage.trainers.stepper import KLAdaptiveStepper
 
 
@@ -58,6 +61,9 @@ class RSLPPOTrainer(TrainerBase):
         keep_last: checkpoints kept.
         progress_bar: show TorchRL's progress bar.
         compile: compile the optimisation step (`KLAdaptiveStepper`).
+        symmetry: learn from mirrored copies, or by a mirror loss (`RSLPPOLoss`); logged as ``Loss/symmetry``.
+        rnd: add intrinsic rewards, and train the network that they come from; logged as ``Loss/rnd`` and
+            ``Rnd/…``. ``Train/mean_reward`` is the sum of both rewards then, as RSL-RL's is.
 
     Raises:
         ValueError: the collector has no `RolloutBuffer`, a number is out of its range, or there are more
@@ -90,6 +96,8 @@ class RSLPPOTrainer(TrainerBase):
         keep_last: int = 3,
         progress_bar: bool = True,
         compile: bool = False,
+        symmetry: Symmetry | None = None,
+        rnd: RandomNetworkDistillation | None = None,
     ) -> None:
         config = PPOConfig() if config is None else config
         buffer = getattr(collector, "replay_buffer", None)
@@ -118,6 +126,7 @@ class RSLPPOTrainer(TrainerBase):
             critic_coeff=config.value_loss_coef,
             entropy_coeff=config.entropy_coef,
             normalize_advantage=config.normalize_advantage_per_mini_batch,
+            symmetry=symmetry,
         )
         stepper = KLAdaptiveStepper(
             actor,
@@ -147,7 +156,9 @@ class RSLPPOTrainer(TrainerBase):
             # Ours say which of their entries are states; without that they are columns like any other.
             if isinstance(network, RNNActor | RNNCritic) and buffer.storage.columns is None:
                 buffer.storage.keep_only_starts(network.state_keys)
-        buffer.set_sampler(_sampler(config, buffer, loss))
+        self.curiosity = None if rnd is None else Curiosity.beside(collector, rnd, buffer.num_envs)
+        keys = loss.in_keys if rnd is None else list(dict.fromkeys([*loss.in_keys, *rnd.in_keys]))
+        buffer.set_sampler(_sampler(config, buffer, loss, keys))
         buffer.set_rng(buffer.generator)
         super().__init__(
             collector=collector,
@@ -192,11 +203,16 @@ class RSLPPOTrainer(TrainerBase):
 
     def _begin_update(self) -> None:
         self._collect_seconds = self._lap()
+        if self.curiosity is not None:
+            self.curiosity.reward(self.buffer)
         self.advantages(self.buffer)
         self._batches = iter(self.buffer)
 
     def _next_mini_batch(self, batch: Any) -> TensorDictBase | None:
-        return next(self._batches, None)
+        mini_batch = next(self._batches, None)
+        if self.curiosity is not None and mini_batch is not None:
+            self.curiosity.update(mini_batch)
+        return mini_batch
 
     def _keep_averages(self, optim_steps: int, average_losses: TensorDictBase) -> None:
         self._averages = average_losses["metrics"]
@@ -204,7 +220,7 @@ class RSLPPOTrainer(TrainerBase):
     @torch.no_grad()
     def _end_iteration(self) -> None:
         window = self.buffer.window
-        for network in (self.actor, self.critic):
+        for network in (self.actor, self.critic, self.curiosity and self.curiosity.rnd):
             update = getattr(network, "update_normalizer", None)
             if update is not None:
                 update(window)
@@ -239,6 +255,8 @@ class RSLPPOTrainer(TrainerBase):
             "Loss/explained_variance": fetched["explained_variance"],
             "Train/mean_step_reward": fetched["step_reward"],
         }
+        if "symmetry" in fetched:
+            metrics["Loss/symmetry"] = fetched["symmetry"]
         if "mean_std" in fetched:
             metrics["Policy/mean_std"] = fetched["mean_std"]
         statistics = getattr(self.collector, "statistics", None)
@@ -246,6 +264,8 @@ class RSLPPOTrainer(TrainerBase):
             summary = statistics.summary()
             metrics["Train/mean_reward"] = summary.mean_return
             metrics["Train/mean_episode_length"] = summary.mean_length
+        if self.curiosity is not None:
+            metrics.update(self.curiosity.metrics(metrics.get("Train/mean_reward")))
         learn_seconds = self._lap()
         seconds = self._collect_seconds + learn_seconds
         self.seconds += seconds
@@ -264,6 +284,7 @@ class RSLPPOTrainer(TrainerBase):
     def checkpoint_components(self) -> dict[str, Any]:
         """What a checkpoint holds: everything that the next number depends on."""
         collector = self.collector
+        extra = {} if self.curiosity is None else {"curiosity": self.curiosity}
         return {
             "actor": self.actor,
             "critic": self.critic,
@@ -272,6 +293,7 @@ class RSLPPOTrainer(TrainerBase):
             "replay_buffer": self.buffer,
             "trainer": _Counters(self),
             "rng": GlobalRNGState(),
+            **extra,
         }
 
     def save_trainer(self, force_save: bool = False) -> None:
@@ -323,7 +345,9 @@ class _StockCollector:
         )
 
 
-def _sampler(config: PPOConfig, buffer: RolloutBuffer, loss: RSLPPOLoss) -> RolloutSampler:
+def _sampler(
+    config: PPOConfig, buffer: RolloutBuffer, loss: RSLPPOLoss, keys: Sequence[NestedKey]
+) -> RolloutSampler:
     """Shuffled transitions, or trajectories where actor or critic is recurrent."""
     most, what = buffer.num_steps * buffer.num_envs, "transitions"
     if loss.is_recurrent:
@@ -340,7 +364,7 @@ def _sampler(config: PPOConfig, buffer: RolloutBuffer, loss: RSLPPOLoss) -> Roll
             config.num_learning_epochs,
             reshuffle=config.reshuffle,
             drop_remainder=config.drop_remainder,
-            keys=loss.in_keys,
+            keys=keys,
         )
     if config.drop_remainder:
         raise ValueError(
@@ -351,7 +375,7 @@ def _sampler(config: PPOConfig, buffer: RolloutBuffer, loss: RSLPPOLoss) -> Roll
         config.num_mini_batches,
         config.num_learning_epochs,
         reshuffle=config.reshuffle,
-        keys=loss.in_keys,
+        keys=keys,
     )
 
 
