@@ -23,7 +23,6 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
-from tensordict.utils import NestedKey
 from torch import nn
 from torchrl.checkpoint import CheckpointRotation, GlobalRNGState
 from torchrl.record.loggers.common import Logger
@@ -157,8 +156,7 @@ class RSLPPOTrainer(TrainerBase):
             if isinstance(network, RNNActor | RNNCritic) and buffer.storage.columns is None:
                 buffer.storage.keep_only_starts(network.state_keys)
         self.curiosity = None if rnd is None else Curiosity.beside(collector, rnd, buffer.num_envs)
-        keys = loss.in_keys if rnd is None else list(dict.fromkeys([*loss.in_keys, *rnd.in_keys]))
-        buffer.set_sampler(_sampler(config, buffer, loss, keys))
+        buffer.set_sampler(_sampler(config, buffer, loss, rnd))
         buffer.set_rng(buffer.generator)
         super().__init__(
             collector=collector,
@@ -346,9 +344,10 @@ class _StockCollector:
 
 
 def _sampler(
-    config: PPOConfig, buffer: RolloutBuffer, loss: RSLPPOLoss, keys: Sequence[NestedKey]
+    config: PPOConfig, buffer: RolloutBuffer, loss: RSLPPOLoss, rnd: RandomNetworkDistillation | None
 ) -> RolloutSampler:
     """Shuffled transitions, or trajectories where actor or critic is recurrent."""
+    keys = [*(loss.in_keys or ()), *(() if rnd is None else rnd.observation_keys)]
     most, what = buffer.num_steps * buffer.num_envs, "transitions"
     if loss.is_recurrent:
         most, what = buffer.num_envs, "environments, taken whole by a recurrent policy"
