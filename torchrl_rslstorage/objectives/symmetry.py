@@ -23,7 +23,7 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from tensordict.utils import NestedKey
 from torch import Tensor, nn
-from torch.distributions import Distribution
+from torch.distributions import Categorical, Distribution
 from torchrl.modules import GRUModule, LSTMModule
 
 from torchrl_rslstorage.data.leaves import Key, canonical, leaves, nest, show
@@ -231,6 +231,8 @@ def mean_of(dist: Distribution) -> Tensor:
     Raises:
         TypeError: the distribution has no mean.
     """
+    if isinstance(dist, Categorical):  # TorchRL's one-hot actions; their mean is NaN
+        return dist.probs
     try:
         return dist.mean
     except (NotImplementedError, AttributeError):
