@@ -327,7 +327,7 @@ def test_a_compiled_step_with_symmetry_makes_the_eager_numbers_up_to_rounding(us
         return parameters(actor, critic), metrics
 
     for eager, compiled in zip(train(False), train(True), strict=True):
-        torch.testing.assert_close(compiled, eager, rtol=1e-6, atol=1e-8)
+        torch.testing.assert_close(compiled, eager, rtol=1e-4, atol=1e-6)
 
 
 def symmetric_trainer(**options: Any) -> Any:
