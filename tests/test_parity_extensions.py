@@ -35,6 +35,7 @@ from torchrl_rslstorage import (
     intrinsic_weight,
     rsl_rl_augmentation,
 )
+from torchrl_rslstorage.objectives.reading import Targets
 from torchrl_rslstorage.trainers.curiosity import Curiosity
 
 
@@ -277,14 +278,6 @@ def test_symmetry_goes_with_every_switch(options):
     assert_equal(update_both(problem, 5, torch.float64, symmetry, **options), torch.float64)
 
 
-@pytest.mark.parametrize("use", ["augmentation", "mirror loss"])
-def test_parity_notices_a_wrong_mirror(use):
-    wrong = {**LEFT_RIGHT, "action": Mirror([1, 0], [1, -1])}
-    options = theirs(USES[use], as_rsl_rl_has_it([LEFT_RIGHT]))
-    outcome = update_both(PROBLEMS["24 x 16"], 0, torch.float64, Symmetry(wrong, **USES[use]), **options)
-    assert max(outcome.differences.values()) > 1e-5
-
-
 # -- curiosity -----------------------------------------------------------------------------------
 
 LINEAR = {"mode": "linear", "initial_step": 2, "final_step": 6, "final_value": 0.1}
@@ -337,15 +330,79 @@ def test_curiosity_and_symmetry_go_together_as_rsl_rls_do():
         assert_equal(update_both(problem, 7, torch.float64, symmetry, rnd, **options), torch.float64)
 
 
-def test_parity_notices_intrinsic_rewards_that_are_left_out(monkeypatch):
-    monkeypatch.setattr(Curiosity, "reward", lambda self, buffer: None)
-    outcome = update_both(PROBLEMS["24 x 16"], 6, torch.float64, rnd=RNDS["plain"])
-    assert outcome.differences["critic mlp.0.weight"] > 1e-5
-
-
 @pytest.mark.parametrize("schedule", [None, {"mode": "constant"}, LINEAR, STEP], ids=str)
 def test_weights_are_rsl_rls_in_every_step(schedule):
     rnd = RSLRLDistillation(2, {"rnd_state": ["x"]}, 1, [4], [4], weight=0.75, weight_schedule=schedule)
     for step in range(1, 10):
         rnd.get_intrinsic_reward(TensorDict({"x": torch.zeros(1, 2)}, [1]))
         assert intrinsic_weight(step, 0.75, schedule) == pytest.approx(rnd.weight, abs=1e-15)
+
+
+# -- planted faults ------------------------------------------------------------------------------
+
+PROBLEM = PROBLEMS["24 x 16"]
+intrinsic_rewards = RandomNetworkDistillation.intrinsic_rewards
+
+
+def with_gradient(self, dist, action, shape):
+    return self._images(TensorDict({"action": dist.mean}, dist.mean.shape[:1])).get(action)
+
+
+def in_another_order(self, count):
+    return Targets(*(x.repeat_interleave(count) for x in self))
+
+
+SYMMETRY_FAULTS = {
+    "a sign of the action": lambda patch: patch.setitem(LEFT_RIGHT, "action", Mirror([1, 0], [1, -1])),
+    "a component of the observation": lambda patch: patch.setitem(
+        LEFT_RIGHT, "observation", Mirror([1, 0, 3, 2, 4], [1, 1, -1, -1, 1])
+    ),
+    "targets in another order": lambda patch: patch.setattr(Targets, "repeated", in_another_order),
+    "a gradient through the mirrored means": lambda patch: patch.setattr(
+        Symmetry, "_image_of", with_gradient
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", SYMMETRY_FAULTS.values(), ids=SYMMETRY_FAULTS.keys())
+def test_parity_notices_a_fault_of_symmetry(monkeypatch, fault):
+    options = theirs(USES["both"], as_rsl_rl_has_it([dict(LEFT_RIGHT), dict(FRONT_BACK)]))
+    fault(monkeypatch)
+    symmetry = Symmetry([LEFT_RIGHT, FRONT_BACK], **USES["both"])
+    assert max(update_both(PROBLEM, 0, torch.float64, symmetry, **options).differences.values()) > 1e-5
+
+
+def of_this_step(self, buffer):
+    return self.rnd.novelty(buffer.window)
+
+
+def from_step_zero(self, novelty, first_step):
+    return intrinsic_rewards(self, novelty, first_step - 1)
+
+
+CURIOSITY_FAULTS = {
+    "none is added": lambda patch: patch.setattr(Curiosity, "reward", lambda self, buffer: None),
+    "that of this step": lambda patch: patch.setattr(Curiosity, "_novelty_of_next", of_this_step),
+    "steps counted from zero": lambda patch: patch.setattr(
+        RandomNetworkDistillation, "intrinsic_rewards", from_step_zero
+    ),
+    "sums forgotten": lambda patch: patch.setattr("torchrl_rslstorage.modules.novelty._GAMMA", 0.9),
+    "part of the mini-batch": lambda patch: patch.setattr(
+        Curiosity, "__init__", with_a_part(Curiosity.__init__)
+    ),
+}
+
+
+def with_a_part(original):
+    def init(self, *args, **options):
+        original(self, *args, **options)
+        self.loss.update_fraction = 0.25
+
+    return init
+
+
+@pytest.mark.parametrize("fault", CURIOSITY_FAULTS.values(), ids=CURIOSITY_FAULTS.keys())
+def test_parity_notices_a_fault_of_curiosity(monkeypatch, fault):
+    fault(monkeypatch)
+    outcome = update_both(PROBLEM, 6, torch.float64, rnd=RNDS["rewards normalised, linear schedule"])
+    assert max(outcome.differences.values()) > 1e-5

@@ -304,6 +304,15 @@ def test_a_function_that_returns_something_else_is_told_what_was_expected(augmen
     assert "\n" not in str(refused.value)
 
 
+def test_a_function_must_make_as_many_copies_of_actions_alone():
+    def augment(td: TensorDictBase) -> TensorDictBase:
+        return torch.cat([td, td, td] if "observation" in td.keys() else [td, td])
+
+    actor, critic, batch = flat_problem()
+    with pytest.raises(ValueError, match="makes 1 mirrored copies of actions alone, but 2 of observations"):
+        RSLPPOLoss(actor, critic, symmetry=Symmetry(augment, **BOTH))(batch)
+
+
 def test_a_mirror_of_another_width_names_the_entry():
     actor, critic, batch = flat_problem()
     wrong = {**VECTORS, "observation": Mirror.identity(4)}

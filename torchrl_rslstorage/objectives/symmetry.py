@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -165,7 +165,7 @@ class Symmetry(nn.Module):
         means: list[Tensor] = []
         learned = self.use_data_augmentation or self.use_mirror_loss
         with nullcontext() if learned else torch.no_grad():
-            for copies in self._copies(td.select(*keys.observations, keys.action), padded, keys.states):
+            for copies in self._copies(td, padded, keys):
                 if self.use_data_augmentation:
                     mirrored = evaluate(copies.td, copies.padded, targets.repeated(copies.number))
                     objectives += [mirrored.loss_objective] * copies.number
@@ -173,27 +173,37 @@ class Symmetry(nn.Module):
                     means.append(mean_of(mirrored.dist))
                 else:
                     means.append(mean_of(act(copies.td, copies.padded)))
-            mean = mean_of(part.dist).detach()
-            wanted = self._images(TensorDict(nest({canonical(keys.action): mean}), mean.shape[:1]))
-            error = (torch.cat(means) - wanted.get(keys.action)).square().mean()
+            mirrored_means = torch.cat(means)
+            image = self._image_of(part.dist, keys.action, mirrored_means.shape)
+            error = (mirrored_means - image).square().mean()
         added = {"symmetry": error.detach()}
         if self.use_mirror_loss:
             added["loss_symmetry"] = self.mirror_loss_coeff * error
         return torch.stack(objectives).mean(), torch.stack(critics).mean(), added
 
-    def _copies(
-        self, cells: TensorDictBase, padded: Padded | None, states: Sequence[NestedKey]
-    ) -> list[Copies]:
-        """The mirrored copies of ``cells [V]``, which are those of ``padded`` if there are trajectories."""
-        made = self._images(cells)
-        size = cells.batch_size[0]
+    def _copies(self, td: TensorDictBase, padded: Padded | None, keys: MirroredKeys) -> list[Copies]:
+        """The mirrored copies of the cells ``td [V]``, which are those of ``padded`` if it is there."""
+        made = self._images(td.select(*keys.observations, keys.action))
+        size = td.batch_size[0]
         count = made.batch_size[0] // size
         if padded is None:
             return [Copies(made, None, count)]
-        first = self._first_states(padded.td, states, count)
-        parts = made.split(size)
-        trajectories = [_trajectories(padded, *part) for part in zip(parts, first, strict=True)]
-        return [Copies(*part, 1) for part in zip(parts, trajectories, strict=True)]
+        first = self._first_states(padded.td, keys.states, count)
+        return [
+            Copies(copy, _trajectories(padded, copy.select(*keys.observations), states), 1)
+            for copy, states in zip(made.split(size), first, strict=True)
+        ]
+
+    def _image_of(self, dist: Distribution, action: NestedKey, shape: torch.Size) -> Tensor:
+        """The mirrored means of a policy, in the ``shape [k·V, A]`` of those that they are compared with."""
+        mean = mean_of(dist).detach()
+        image: Tensor = self._images(TensorDict(nest({canonical(action): mean}), mean.shape[:1])).get(action)
+        if image.shape != shape:
+            raise ValueError(
+                f"The augmentation makes {len(image) // len(mean)} mirrored copies of actions alone, but "
+                f"{shape[0] // len(mean)} of observations: it must make as many."
+            )
+        return image
 
     def _first_states(
         self, td: TensorDictBase, keys: Sequence[NestedKey], count: int
@@ -234,7 +244,7 @@ def mean_of(dist: Distribution) -> Tensor:
     if isinstance(dist, Categorical):  # TorchRL's one-hot actions; their mean is NaN
         return dist.probs
     try:
-        return dist.mean
+        mean = dist.mean
     except (NotImplementedError, AttributeError):
         mean = getattr(dist, "deterministic_sample", None)
     if not isinstance(mean, Tensor):
@@ -254,12 +264,5 @@ def inputs_of(network: TensorDictModuleBase) -> tuple[list[NestedKey], list[Nest
             _, *memory, flag = module.in_keys
             states += memory
             flags.append(flag)
-    # A composite actor claims to read the group that it writes its parameters into.
-    written = {_path(key)[:n] for key in network.out_keys for n in range(1, len(_path(key)) + 1)}
-    others = {_path(key) for key in [*states, *flags]} | written
-    return [key for key in network.in_keys if _path(key) not in others], states
-
-
-def _path(key: NestedKey) -> tuple[Any, ...]:
-    name = canonical(key)
-    return (name,) if isinstance(name, str) else name
+    others = {canonical(key) for key in [*states, *flags]}
+    return [key for key in network.in_keys if canonical(key) not in others], states
