@@ -53,6 +53,7 @@ class EpisodeStatistics:
         if window < 1:
             raise ValueError(f"`window` must be at least 1, got {window}.")
         self.window = window
+        self.skips_first = skip_first
         # Return and length of the running episodes.
         self._sums = torch.zeros(2, num_envs, dtype=torch.float64, device=device)
         self._returns, self._lengths = self._sums.unbind(0)

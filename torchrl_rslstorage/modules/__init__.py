@@ -6,6 +6,7 @@ from torchrl_rslstorage.modules.export import PolicyStep, export_policy
 from torchrl_rslstorage.modules.heads import GaussianActor, ValueCritic
 from torchrl_rslstorage.modules.mlp import ActorCritic, MLPActor, MLPCritic
 from torchrl_rslstorage.modules.normalizer import EmpiricalNormalizer
+from torchrl_rslstorage.modules.novelty import RandomNetworkDistillation, intrinsic_weight
 from torchrl_rslstorage.modules.observations import ObservationModule
 from torchrl_rslstorage.modules.recurrent import RNNActor, RNNCritic
 from torchrl_rslstorage.modules.student_teacher import StudentTeacher
@@ -22,7 +23,9 @@ __all__ = [
     "PolicyStep",
     "RNNActor",
     "RNNCritic",
+    "RandomNetworkDistillation",
     "StudentTeacher",
     "ValueCritic",
     "export_policy",
+    "intrinsic_weight",
 ]

@@ -21,6 +21,7 @@ class EmpiricalNormalizer(nn.Module):
     Args:
         num_features: F.
         eps: added to the standard deviation; RSL-RL's 1e-2.
+        until: take in no more batches once so many observations were seen.
 
     Examples:
         >>> import torch
@@ -36,9 +37,10 @@ class EmpiricalNormalizer(nn.Module):
     std: Tensor
     count: Tensor
 
-    def __init__(self, num_features: int, eps: float = 1e-2) -> None:
+    def __init__(self, num_features: int, eps: float = 1e-2, until: int | None = None) -> None:
         super().__init__()
         self.eps = eps
+        self.until = until
         self.register_buffer("mean", torch.zeros(num_features))
         self.register_buffer("var", torch.ones(num_features))
         self.register_buffer("std", torch.ones(num_features))
@@ -56,6 +58,8 @@ class EmpiricalNormalizer(nn.Module):
         # Not var_mean, and no division of a Python number by a tensor: those round otherwise than RSL-RL.
         mean, var = x.mean(dim=0), x.var(dim=0, correction=0)
         added = torch.full_like(self.count, len(x))
+        if self.until is not None:
+            added = added * (self.count < self.until)
         self.count += added
         rate = added / self.count
         shift = mean - self.mean

@@ -9,17 +9,22 @@ from torchrl_rslstorage.objectives.amp import (
     style_reward,
 )
 from torchrl_rslstorage.objectives.distillation import DistillationLoss
+from torchrl_rslstorage.objectives.mirror import Mirror, rsl_rl_augmentation
 from torchrl_rslstorage.objectives.ppo import RSLPPOLoss
 from torchrl_rslstorage.objectives.returns import normalize_advantage
+from torchrl_rslstorage.objectives.symmetry import Symmetry
 
 __all__ = [
     "AMPLoss",
     "DistillationLoss",
+    "Mirror",
     "RSLPPOLoss",
     "RolloutGAE",
     "StyleReward",
+    "Symmetry",
     "discriminator_loss",
     "lerp_rewards",
     "normalize_advantage",
+    "rsl_rl_augmentation",
     "style_reward",
 ]

@@ -33,8 +33,9 @@ from torchrl_rslstorage.objectives.padded import (
     valid_cells,
     values_of_padded,
 )
-from torchrl_rslstorage.objectives.reading import as_list, check_action, flat, readable
+from torchrl_rslstorage.objectives.reading import Part, Targets, as_list, check_action, flat, readable
 from torchrl_rslstorage.objectives.returns import normalize_advantage
+from torchrl_rslstorage.objectives.symmetry import Symmetry
 
 _OUT_KEYS = (
     "loss_objective",
@@ -78,6 +79,8 @@ class RSLPPOLoss(PPOLoss):
         normalize_advantage: normalise the advantages of each mini-batch, ``(A − mean) / (std + 1e-8)``.
         functional: hold parameters functionally, as TorchRL's losses do by default. Off: the networks'
             own parameters are used, at less overhead.
+        symmetry: learn from mirrored copies of mini-batches, or by a mirror loss; adds ``symmetry`` and
+            ``loss_symmetry`` to what is returned. It is moved to the actor's device.
 
     Raises:
         TypeError: the actor is no stochastic policy, or a recurrent network stands inside of another.
@@ -115,6 +118,7 @@ class RSLPPOLoss(PPOLoss):
         entropy_coeff: float = 0.01,
         normalize_advantage: bool = False,
         functional: bool = False,
+        symmetry: Symmetry | None = None,
     ) -> None:
         radius = (clip_epsilon if clip_value else None) if isinstance(clip_value, bool) else clip_value
         if clip_epsilon <= 0:
@@ -147,6 +151,12 @@ class RSLPPOLoss(PPOLoss):
         self.clip_epsilon = float(clip_epsilon)
         self._announced: set[str] = set()
         actions = getattr(actor_network, "dist_sample_keys", [])
+        if symmetry is not None and len(actions) > 1:
+            raise ValueError(
+                f"Symmetry is that of one action vector, but this actor has several: {show_all(actions)}."
+            )
+        device = next((p.device for p in actor_network.parameters()), None)
+        self.symmetry = None if symmetry is None else symmetry.to(device)
         if len(actions) > 1:  # PPOLoss drops all but the first where their log-probabilities are one entry
             self.set_keys(action=list(actions))
         self._set_in_keys()
@@ -173,6 +183,9 @@ class RSLPPOLoss(PPOLoss):
         for network, recurrent in zip(networks, self._recurrent, strict=True):
             if not recurrent:
                 inputs -= set(network.in_keys)
+        if self.symmetry is not None:
+            self._mirrored = self.symmetry.keys_of(*networks, cast("NestedKey", keys.action))
+            inputs -= set(self._mirrored.observations)
         self._cell_keys = [key for key in self._in_keys if key not in inputs]
 
     def _dist_keys(self) -> list[NestedKey]:
@@ -192,7 +205,9 @@ class RSLPPOLoss(PPOLoss):
     def out_keys(self) -> list[NestedKey]:
         """The entries of the TensorDict that `forward` returns."""
         if self._out_keys is None:
-            self._out_keys = cast("list[NestedKey]", list(_OUT_KEYS))
+            symmetry = self.symmetry
+            added = () if symmetry is None else ("symmetry", *["loss_symmetry"] * symmetry.use_mirror_loss)
+            self._out_keys = cast("list[NestedKey]", [*_OUT_KEYS, *added])
         return self._out_keys
 
     @out_keys.setter
@@ -216,33 +231,23 @@ class RSLPPOLoss(PPOLoss):
         padded = self._padded(tensordict)
         if padded is not None:
             tensordict = valid_cells(padded, self._cell_keys)
-        keys = self.tensor_keys
-        shape = tensordict.batch_size
-        ndim = len(shape)
-        advantage = flat(self._get(tensordict, keys.advantage), keys.advantage, shape)
-        value_target = flat(self._get(tensordict, keys.value_target), keys.value_target, shape)
-        old_log_prob = summed(self._get(tensordict, keys.sample_log_prob), ndim)
-        old_log_prob = flat(old_log_prob, keys.sample_log_prob, shape)
-        if self.normalize_advantage:
-            advantage = normalize_advantage(advantage)
-
-        dist = self._dist(tensordict, padded)
-        action = self._action(tensordict, dist)
-        new_log_prob = flat(log_prob(dist, action, ndim), keys.sample_log_prob, shape)
-        log_ratio = new_log_prob - old_log_prob
-        ratio = log_ratio.exp()
-        clipped = ratio.clamp(1 - self.clip_epsilon, 1 + self.clip_epsilon)
-        loss_objective = torch.max(-advantage * ratio, -advantage * clipped).mean()
-
-        value = flat(self._value(tensordict, padded), keys.value, shape)
-        loss_critic = self._value_loss(tensordict, value, value_target, shape)
-        entropy = self._entropy(dist, ndim)
+        elif self.symmetry is not None and tensordict.ndim != 1:
+            tensordict = tensordict.reshape(-1)  # copies stand one behind the other
+        targets = self._targets(tensordict)
+        part = self._part(tensordict, padded, targets)
+        loss_objective, loss_critic = part.loss_objective, part.loss_critic
+        added: dict[str, Tensor] = {}
+        if self.symmetry is not None:
+            loss_objective, loss_critic, added = self.symmetry.with_copies(
+                part, targets, tensordict, padded, self._mirrored, self._part, self._dist
+            )
+        entropy = self._entropy(part.dist, tensordict.ndim)
         with torch.no_grad():
-            kl = self._kl(tensordict, dist, log_ratio)
-            clip_fraction = (clipped != ratio).to(ratio.dtype).mean()
-            unexplained = (value_target - value).var(correction=0)
+            kl = self._kl(tensordict, part.dist, part.log_ratio)
+            clip_fraction = part.clipped.to(part.log_ratio.dtype).mean()
+            unexplained = (targets.value_target - part.value).var(correction=0)
             # As in TorchRL's PPOLoss: targets that are all the same would make it NaN.
-            spread = value_target.var(correction=0) + torch.finfo(value_target.dtype).eps
+            spread = targets.value_target.var(correction=0) + torch.finfo(targets.value_target.dtype).eps
             explained = 1 - unexplained / spread
         return {
             "loss_objective": loss_objective,
@@ -252,7 +257,32 @@ class RSLPPOLoss(PPOLoss):
             "entropy": entropy.detach(),
             "clip_fraction": clip_fraction,
             "explained_variance": explained,
+            **added,
         }
+
+    def _targets(self, td: TensorDictBase) -> Targets:
+        keys, shape = self.tensor_keys, td.batch_size
+        advantage = flat(self._get(td, keys.advantage), keys.advantage, shape)
+        value_target = flat(self._get(td, keys.value_target), keys.value_target, shape)
+        log_prob = summed(self._get(td, keys.sample_log_prob), len(shape))
+        log_prob = flat(log_prob, keys.sample_log_prob, shape)
+        if self.normalize_advantage:
+            advantage = normalize_advantage(advantage)
+        value = None if self.clip_value is None else flat(self._get(td, keys.value), keys.value, shape)
+        return Targets(advantage, value_target, log_prob, value)
+
+    def _part(self, td: TensorDictBase, padded: Padded | None, targets: Targets) -> Part:
+        """What the networks make of ``td``, and the clipped losses of it."""
+        keys, shape = self.tensor_keys, td.batch_size
+        dist = self._dist(td, padded)
+        action = self._action(td, dist)
+        log_ratio = flat(log_prob(dist, action, len(shape)), keys.sample_log_prob, shape) - targets.log_prob
+        ratio = log_ratio.exp()
+        clipped = ratio.clamp(1 - self.clip_epsilon, 1 + self.clip_epsilon)
+        loss_objective = torch.max(-targets.advantage * ratio, -targets.advantage * clipped).mean()
+        value = flat(self._value(td, padded), keys.value, shape)
+        loss_critic = self._value_loss(value, targets)
+        return Part(dist, log_ratio, clipped != ratio, value, loss_objective, loss_critic)
 
     # -- the networks ----------------------------------------------------------------------------
 
@@ -314,15 +344,13 @@ class RSLPPOLoss(PPOLoss):
 
     # -- the terms -------------------------------------------------------------------------------
 
-    def _value_loss(self, td: TensorDictBase, value: Tensor, target: Tensor, shape: torch.Size) -> Tensor:
-        square = (value - target).square()
-        radius = self.clip_value
-        if radius is None:
+    def _value_loss(self, value: Tensor, targets: Targets) -> Tensor:
+        square = (value - targets.value_target).square()
+        radius, old = self.clip_value, targets.value
+        if radius is None or old is None:
             return square.mean()
-        key = self.tensor_keys.value
-        old = flat(self._get(td, key), key, shape)
         clipped = old + (value - old).clamp(-radius, radius)
-        return torch.max(square, (clipped - target).square()).mean()
+        return torch.max(square, (clipped - targets.value_target).square()).mean()
 
     def _entropy(self, dist: Distribution, ndim: int) -> Tensor:
         value, exact = entropy(dist, ndim)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from tensordict import TensorDictBase
@@ -11,6 +11,37 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from torchrl_rslstorage.data.leaves import show, show_all
+
+
+class Targets(NamedTuple):
+    """What the networks' results for the cells of a mini-batch are compared with, each ``[B]``."""
+
+    advantage: Tensor
+    value_target: Tensor
+    log_prob: Tensor
+    """Of the action, by the policy that acted."""
+    value: Tensor | None
+    """Of the critic at that time; None if the value loss is not clipped."""
+
+    def repeated(self, count: int) -> Targets:
+        """Those of ``count`` copies of the mini-batch, one behind the other."""
+        if count == 1:
+            return self
+        return Targets(*(None if x is None else x.repeat(count) for x in self))  # pyright: ignore[reportArgumentType] - only `value` is None
+
+
+class Part(NamedTuple):
+    """What the networks make of some cells, and the clipped losses of them."""
+
+    dist: Distribution
+    log_ratio: Tensor
+    """New over old log-probability, ``[B]``."""
+    clipped: Tensor
+    """Whether the ratio was clipped, ``[B]`` bool."""
+    value: Tensor
+    """``[B]``."""
+    loss_objective: Tensor
+    loss_critic: Tensor
 
 
 def readable(td: TensorDictBase, module: Any) -> TensorDictBase:

@@ -158,7 +158,7 @@ class AMPTrainer(RSLPPOTrainer):
         """What the discriminator reads of ``pairs``, and nothing else."""
         return pairs.select(*self.discriminator.in_keys)
 
-    def _mini_batches(self) -> Iterator[TensorDictBase]:
+    def _rollout_batches(self) -> Iterator[TensorDictBase]:
         window = self.buffer.num_steps * self.buffer.num_envs
         # The first windows hold fewer whole pairs than transitions.
         self.policy_sampler.num_samples = min(window, len(self.policy_history))

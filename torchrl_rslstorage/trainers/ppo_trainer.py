@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,10 @@ from torchrl.record.loggers.common import Logger
 from torchrl_rslstorage.collectors import RolloutCollector
 from torchrl_rslstorage.data import MiniBatchSampler, RolloutBuffer, RolloutSampler, TrajectorySampler
 from torchrl_rslstorage.data.leaves import show
-from torchrl_rslstorage.modules import RNNActor, RNNCritic
-from torchrl_rslstorage.objectives import RolloutGAE, RSLPPOLoss
+from torchrl_rslstorage.modules import RandomNetworkDistillation, RNNActor, RNNCritic
+from torchrl_rslstorage.objectives import RolloutGAE, RSLPPOLoss, Symmetry
 from torchrl_rslstorage.trainers.config import PPOConfig
+from torchrl_rslstorage.trainers.curiosity import Curiosity
 from torchrl_rslstorage.trainers.stepper import KLAdaptiveStepper
 from torchrl_rslstorage.trainers.window_trainer import WindowTrainer, buffer_of, require_the_same_policy
 
@@ -43,6 +44,9 @@ class RSLPPOTrainer(WindowTrainer):
         keep_last: checkpoints kept.
         progress_bar: show TorchRL's progress bar.
         compile: compile the optimisation step (`KLAdaptiveStepper`).
+        symmetry: learn from mirrored copies, or by a mirror loss (`RSLPPOLoss`); logged as ``Loss/symmetry``.
+        rnd: add intrinsic rewards, and train the network that they come from; logged as ``Loss/rnd`` and
+            ``Rnd/…``. ``Train/mean_reward`` is the sum of both rewards then, as RSL-RL's is.
 
     Raises:
         ValueError: the collector has no `RolloutBuffer`, a number is out of its range, or there are more
@@ -75,6 +79,8 @@ class RSLPPOTrainer(WindowTrainer):
         keep_last: int = 3,
         progress_bar: bool = True,
         compile: bool = False,
+        symmetry: Symmetry | None = None,
+        rnd: RandomNetworkDistillation | None = None,
     ) -> None:
         config = PPOConfig() if config is None else config
         buffer = buffer_of(collector)
@@ -93,6 +99,7 @@ class RSLPPOTrainer(WindowTrainer):
             critic_coeff=config.value_loss_coef,
             entropy_coeff=config.entropy_coef,
             normalize_advantage=config.normalize_advantage_per_mini_batch,
+            symmetry=symmetry,
         )
         stepper = KLAdaptiveStepper(
             actor,
@@ -122,7 +129,8 @@ class RSLPPOTrainer(WindowTrainer):
             # Ours say which of their entries are states; without that they are columns like any other.
             if isinstance(network, RNNActor | RNNCritic) and buffer.storage.columns is None:
                 buffer.storage.keep_only_starts(network.state_keys)
-        buffer.set_sampler(_sampler(config, buffer, loss))
+        self.curiosity = None if rnd is None else Curiosity.beside(collector, rnd, buffer.num_envs)
+        buffer.set_sampler(_sampler(config, buffer, loss, rnd))
         super().__init__(
             collector,
             loss,
@@ -137,10 +145,36 @@ class RSLPPOTrainer(WindowTrainer):
         )
 
     def _prepare(self) -> None:
+        if self.curiosity is not None:
+            self.curiosity.reward(self.buffer)
         self.advantages(self.buffer)
+
+    def _mini_batches(self) -> Iterator[TensorDictBase]:
+        for mini_batch in self._rollout_batches():
+            if self.curiosity is not None:
+                self.curiosity.update(mini_batch)
+            yield mini_batch
+
+    def _rollout_batches(self) -> Iterator[TensorDictBase]:
+        """PPO's mini-batches of one update, before anything else learns from them."""
+        return iter(self.buffer)
 
     def _networks(self) -> dict[str, Any]:
         return {"actor": self.actor, "critic": self.critic}
+
+    def _learning(self) -> list[Any]:
+        return [self.actor, self.critic, *([] if self.curiosity is None else [self.curiosity.rnd])]
+
+    def _episode_metrics(self) -> dict[str, float]:
+        metrics = super()._episode_metrics()
+        if self.curiosity is not None:
+            metrics.update(self.curiosity.metrics(metrics.get("Train/mean_reward")))
+        return metrics
+
+    def checkpoint_components(self) -> dict[str, Any]:
+        """What a checkpoint holds: everything that the next number depends on."""
+        components = super().checkpoint_components()
+        return components if self.curiosity is None else {**components, "curiosity": self.curiosity}
 
     def _fetch_metrics(self, window: TensorDictBase) -> dict[str, float]:
         """Everything logged in one iteration, fetched from the device at once."""
@@ -163,13 +197,18 @@ class RSLPPOTrainer(WindowTrainer):
             "Loss/explained_variance": fetched["explained_variance"],
             "Train/mean_step_reward": fetched["step_reward"],
         }
+        if "symmetry" in fetched:
+            metrics["Loss/symmetry"] = fetched["symmetry"]
         if "mean_std" in fetched:
             metrics["Policy/mean_std"] = fetched["mean_std"]
         return metrics
 
 
-def _sampler(config: PPOConfig, buffer: RolloutBuffer, loss: RSLPPOLoss) -> RolloutSampler:
+def _sampler(
+    config: PPOConfig, buffer: RolloutBuffer, loss: RSLPPOLoss, rnd: RandomNetworkDistillation | None
+) -> RolloutSampler:
     """Shuffled transitions, or trajectories where actor or critic is recurrent."""
+    keys = [*(loss.in_keys or ()), *(() if rnd is None else rnd.observation_keys)]
     most, what = buffer.num_steps * buffer.num_envs, "transitions"
     if loss.is_recurrent:
         most, what = buffer.num_envs, "environments, taken whole by a recurrent policy"
@@ -185,7 +224,7 @@ def _sampler(config: PPOConfig, buffer: RolloutBuffer, loss: RSLPPOLoss) -> Roll
             config.num_learning_epochs,
             reshuffle=config.reshuffle,
             drop_remainder=config.drop_remainder,
-            keys=loss.in_keys,
+            keys=keys,
         )
     if config.drop_remainder:
         raise ValueError(
@@ -196,7 +235,7 @@ def _sampler(config: PPOConfig, buffer: RolloutBuffer, loss: RSLPPOLoss) -> Roll
         config.num_mini_batches,
         config.num_learning_epochs,
         reshuffle=config.reshuffle,
-        keys=loss.in_keys,
+        keys=keys,
     )
 
 
