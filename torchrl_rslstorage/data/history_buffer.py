@@ -31,7 +31,8 @@ class HistoryBuffer(UpdateBuffer):
     columns. Reads copy, and change nothing.
 
     An environment that was reset and not appended to since reads as zeros, and is never sampled. Reading
-    raises if nothing at all was appended since the buffer was made, emptied or wholly reset.
+    raises if nothing at all was appended since the buffer was made, emptied or wholly reset. Transforms act
+    on what is appended and on mini-batches; `at_age` and `history` show what is stored.
 
     State: empty, or holding steps. Every append or reset ends a running update of the sampler.
 
@@ -205,7 +206,7 @@ class HistoryBuffer(UpdateBuffer):
             return age.to(device=self._storage.device, dtype=torch.int64).clamp(min=0)
         if isinstance(age, bool) or not isinstance(age, int) or age < 0:
             raise ValueError(f"`age` must be an integer of at least 0, the newest, got {age!r}.")
-        return age
+        return min(age, self.max_len)
 
     def history(self) -> TensorDict:
         """``[N, max_len]``, oldest to newest; what is missing shows the oldest step held.

@@ -209,6 +209,9 @@ class HistoryStorage(Columns):
 
     # -- emptying and saving ---------------------------------------------------------------------
 
+    def _made_of(self) -> dict[str, Any]:
+        return {"max_len": self.max_len, "num_envs": self.num_envs, "device": self.device}
+
     def _empty(self) -> None:
         self.ring.reset()
 

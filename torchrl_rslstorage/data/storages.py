@@ -404,6 +404,17 @@ class RolloutTensorStorage(Columns):
 
     # -- emptying and saving ---------------------------------------------------------------------
 
+    def _made_of(self) -> dict[str, Any]:
+        sizes = {"num_steps": self.num_steps, "num_envs": self.num_envs}
+        return {**sizes, "device": self.device, "state_keys": self._starts.declared}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "kept_flag": self._kept_flag}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._kept_flag = state["kept_flag"]
+
     def _empty(self) -> None:
         self.set_num_rows(0)
         self._final.clear()
