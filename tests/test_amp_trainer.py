@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -437,11 +438,24 @@ def test_a_motion_that_does_not_fit_the_task_leaves_no_run_behind(tmp_path):
 
 
 def test_a_task_brings_what_was_left_out_of_the_style_and_nothing_else():
-    options = TrainOptions("point-mass", style=StyleOptions(discriminator_learning_rate=1e-2)).resolved()
+    style = StyleOptions(discriminator_learning_rate=1e-2)
+    options = TrainOptions("point-mass", amp="circle", style=style).resolved()
     assert (options.style.gradient_penalty_coef, options.style.discriminator_learning_rate) == (0.2, 1e-2)
     assert TrainOptions("pendulum").resolved().style.gradient_penalty_coef == 10.0
     with pytest.raises(ValueError, match="`gradient_penalty_coef` must be zero or more, got -2"):
         TrainOptions("point-mass", style=StyleOptions(gradient_penalty_coef=-2)).resolved()
+
+
+def test_a_style_without_a_motion_is_refused_instead_of_ignored(tmp_path):
+    style = StyleOptions(objective="wgan", gradient_penalty_coef=5.0)
+    with pytest.raises(ValueError, match="`objective`, `gradient_penalty_coef` would do nothing.*--amp"):
+        start_run(small(tmp_path, amp=None, style=style), quiet)
+    assert not (tmp_path / "run").exists()
+    # What a run without a motion wrote can be read again: it holds the task's own style.
+    options = TrainOptions("point-mass").resolved()
+    assert TrainOptions.from_config(options.as_config(), tmp_path) == dataclasses.replace(
+        options, run_dir=tmp_path
+    )
 
 
 @pytest.mark.slow
