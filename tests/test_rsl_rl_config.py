@@ -17,6 +17,7 @@ from torchrl.data import Composite, Unbounded
 from torchrl.envs import EnvBase
 
 from torchrl_rslstorage import (
+    ActorCritic,
     MLPActor,
     MLPCritic,
     NetworkConfig,
@@ -24,6 +25,9 @@ from torchrl_rslstorage import (
     PPOConfig,
     RNNActor,
     RNNCritic,
+    RolloutBuffer,
+    RolloutCollector,
+    RSLPPOTrainer,
     RSLRunnerConfig,
 )
 from torchrl_rslstorage.trainers.rsl_rl_sections import _ACTIVATIONS
@@ -256,6 +260,29 @@ def test_networks_have_the_shapes_of_those_that_rsl_rl_builds(rnn_type):
         shapes = [[tuple(p.shape) for p in module.parameters()] for module in (ours, rsl_rl)]
         assert shapes[0] == shapes[1]
     assert torch.allclose(actor.std, torch.full((2,), 0.25))
+
+
+@pytest.mark.parametrize("recurrent", [False, True])
+def test_a_config_with_unlike_networks_trains(recurrent):
+    source = change(rough_5x("go1"), "critic.hidden_dims", [32])
+    source = change(source, "actor.hidden_dims", [16])
+    source["obs_groups"] = {"actor": ["observation"], "critic": ["observation"]}
+    if recurrent:
+        source["actor"] |= {"class_name": "RNNModel", "rnn_type": "gru", "rnn_hidden_dim": 8}
+    config = RSLRunnerConfig.read(source)
+    env = PendulumEnv(8)
+    actor, critic = config.networks(env)
+    buffer = RolloutBuffer(config.num_steps_per_env, 8)
+    collector = RolloutCollector(env, ActorCritic(actor, critic), replay_buffer=buffer)
+    frames = config.num_steps_per_env * 8
+    trainer = RSLPPOTrainer(
+        collector, actor, critic, total_frames=frames, config=config.ppo, progress_bar=False
+    )
+    before = [p.detach().clone() for p in (*actor.parameters(), *critic.parameters())]
+    trainer.train()
+    assert trainer.num_iterations == 1
+    after = (*actor.parameters(), *critic.parameters())
+    assert not any(torch.equal(a, b) for a, b in zip(before, after, strict=True))
 
 
 def test_groups_that_the_config_does_not_name_are_found_as_rsl_rl_finds_them():
