@@ -13,7 +13,7 @@ from oracles_objectives import Sizes, in_buffer, make_rollout
 from rsl_rl.modules import EmpiricalDiscountedVariationNormalization, EmpiricalNormalization
 from tensordict import TensorDict
 from test_recurrent_training import filled, short_episodes, spoilt
-from tiny import equal, make_trainer, parameters
+from tiny import Simulator, equal, make_trainer, parameters
 
 from torchrl_rslstorage import (
     ActorCritic,
@@ -214,6 +214,14 @@ def test_intrinsic_and_extrinsic_returns_are_those_of_the_same_episodes():
     ours, theirs = trainer.curiosity.statistics.summary(), trainer.collector.statistics.summary()
     assert ours.num_episodes == theirs.num_episodes > 10
     assert ours.mean_length == theirs.mean_length
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_an_observation_that_is_not_finite_is_named_and_not_the_reward_for_it(value):
+    env = Simulator([5, 3, 9], faults={("observation", 1, 2): value})
+    trainer = make_trainer(env, rnd=make_rnd(4, reward_normalization=True))
+    with pytest.raises(ValueError, match=r"'observation' is (nan|inf) at step 2 of environment 2"):
+        trainer.train()
 
 
 def test_a_weight_of_zero_changes_no_policy():

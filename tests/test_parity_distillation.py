@@ -139,13 +139,13 @@ def _go_on_from_pass_to_pass(patch):
 
 
 def _mean_over_rows(patch):
-    original = DistillationLoss.terms
+    original = DistillationLoss._error
 
-    def terms(self, td):
-        out = original(self, td)
-        return {**out, "loss_behavior": out["loss_behavior"] / (1 if td.ndim == 1 else len(td))}
+    def error(self, td, target, memory):
+        mean, states = original(self, td, target, memory)
+        return mean / len(target), states
 
-    patch.setattr(DistillationLoss, "terms", terms)
+    patch.setattr(DistillationLoss, "_error", error)
 
 
 def _rows_backwards(patch):

@@ -17,6 +17,7 @@ from torchrl.data import Composite, Unbounded
 from torchrl.envs import EnvBase
 
 from torchrl_rslstorage import (
+    ActorCritic,
     MLPActor,
     MLPCritic,
     NetworkConfig,
@@ -24,6 +25,9 @@ from torchrl_rslstorage import (
     PPOConfig,
     RNNActor,
     RNNCritic,
+    RolloutBuffer,
+    RolloutCollector,
+    RSLPPOTrainer,
     RSLRunnerConfig,
 )
 from torchrl_rslstorage.trainers.rsl_rl_sections import _ACTIVATIONS
@@ -213,6 +217,75 @@ def test_curiosity_and_symmetry_are_handed_on_but_are_no_hyper_parameters_of_ppo
         RSLRunnerConfig.read(change(source, "algorithm.rnd_cfg", {**rnd, "weights": 1}))
 
 
+def negated(env, obs, actions):
+    """RSL-RL's form of a mirror: everything changes its sign; ``env`` is the simulator."""
+    assert env == "simulator"
+    both = None if obs is None else torch.cat([obs, obs.apply(torch.neg)])
+    return both, None if actions is None else torch.cat([actions, -actions])
+
+
+def with_extensions(function: Any) -> dict[str, Any]:
+    symmetry = {"use_mirror_loss": True, "mirror_loss_coeff": 0.5, "data_augmentation_func": function}
+    rnd = {"weight": 10.0, "num_outputs": 2, "predictor_hidden_dims": [8], "target_hidden_dims": [-1]}
+    rnd |= {"activation": "swish", "reward_normalization": True}
+    source = change(rough_5x("go1"), "algorithm.symmetry_cfg", symmetry)
+    source = change(source, "algorithm.rnd_cfg", rnd)
+    groups = {"actor": ["observation"], "critic": ["observation"], "rnd_state": ["observation"]}
+    return change(source, "obs_groups", groups)
+
+
+@pytest.mark.parametrize("function", [negated, f"{__name__}:negated", f"{__name__}.negated"])
+def test_curiosity_and_symmetry_of_a_config_train(function):
+    config = RSLRunnerConfig.read(with_extensions(function))
+    env = PendulumEnv(4, seed=0)
+    extensions = config.extensions(env, simulator="simulator", step_dt=0.02)
+    rnd, symmetry = extensions["rnd"], extensions["symmetry"]
+    assert rnd.weight == pytest.approx(0.2) and rnd.reward_normalizer is not None
+    assert [layer.out_features for layer in rnd.target if hasattr(layer, "out_features")] == [3, 2]
+    assert isinstance(rnd.predictor[1], torch.nn.SiLU)
+    assert symmetry.use_mirror_loss and not symmetry.use_data_augmentation
+    actor, critic = config.networks(env)
+    collector = RolloutCollector(env, ActorCritic(actor, critic), replay_buffer=RolloutBuffer(4, 4))
+    trainer = RSLPPOTrainer(
+        collector, actor, critic, total_frames=16, config=config.ppo, progress_bar=False, **extensions
+    )
+    trainer.train()
+    assert trainer.metrics["Loss/symmetry"] > 0 and trainer.metrics["Rnd/weight"] == pytest.approx(0.2)
+
+
+def test_a_config_without_extensions_has_none():
+    assert RSLRunnerConfig.read(rough_5x("go1")).extensions(PendulumEnv(4)) == {}
+
+
+@pytest.mark.parametrize(
+    ("function", "step_dt", "message"),
+    [
+        ("no_such_module:mirror", 0.02, "'no_such_module:mirror', which cannot be imported"),
+        ("torch:no_such_function", 0.02, "'torch:no_such_function', which cannot be imported"),
+        ("torch:pi", 0.02, "which is a float and no function"),
+        (None, 0.02, "must be a function, or the name of one"),
+        (negated, None, "pass step_dt"),
+    ],
+)
+def test_extensions_that_cannot_be_built_are_refused_by_name(function, step_dt, message):
+    config = RSLRunnerConfig.read(with_extensions(function))
+    with pytest.raises(ValueError, match=message):
+        config.extensions(PendulumEnv(4), step_dt=step_dt)
+
+
+def test_a_curiosity_without_sizes_or_with_an_unknown_activation_is_refused_by_name():
+    source = with_extensions(negated)
+    for field, value, message in (
+        ("num_outputs", UNSET, r"`algorithm\.rnd_cfg\.num_outputs` is missing"),
+        ("activation", "step", r"`algorithm\.rnd_cfg\.activation` must be one of .* got 'step'"),
+    ):
+        changed = change(source, f"algorithm.rnd_cfg.{field}", value)
+        if value is UNSET:
+            del changed["algorithm"]["rnd_cfg"][field]
+        with pytest.raises(ValueError, match=message):
+            RSLRunnerConfig.read(changed).extensions(PendulumEnv(4), step_dt=0.02)
+
+
 def test_where_there_is_no_distribution_the_fields_before_it_are_read():
     source = change(LAYOUTS["4.x"]("go1"), "actor.distribution_cfg", None)
     config = RSLRunnerConfig.read(change(source, "actor.init_noise_std", 0.3))
@@ -256,6 +329,29 @@ def test_networks_have_the_shapes_of_those_that_rsl_rl_builds(rnn_type):
         shapes = [[tuple(p.shape) for p in module.parameters()] for module in (ours, rsl_rl)]
         assert shapes[0] == shapes[1]
     assert torch.allclose(actor.std, torch.full((2,), 0.25))
+
+
+@pytest.mark.parametrize("recurrent", [False, True])
+def test_a_config_with_unlike_networks_trains(recurrent):
+    source = change(rough_5x("go1"), "critic.hidden_dims", [32])
+    source = change(source, "actor.hidden_dims", [16])
+    source["obs_groups"] = {"actor": ["observation"], "critic": ["observation"]}
+    if recurrent:
+        source["actor"] |= {"class_name": "RNNModel", "rnn_type": "gru", "rnn_hidden_dim": 8}
+    config = RSLRunnerConfig.read(source)
+    env = PendulumEnv(8)
+    actor, critic = config.networks(env)
+    buffer = RolloutBuffer(config.num_steps_per_env, 8)
+    collector = RolloutCollector(env, ActorCritic(actor, critic), replay_buffer=buffer)
+    frames = config.num_steps_per_env * 8
+    trainer = RSLPPOTrainer(
+        collector, actor, critic, total_frames=frames, config=config.ppo, progress_bar=False
+    )
+    before = [p.detach().clone() for p in (*actor.parameters(), *critic.parameters())]
+    trainer.train()
+    assert trainer.num_iterations == 1
+    after = (*actor.parameters(), *critic.parameters())
+    assert not any(torch.equal(a, b) for a, b in zip(before, after, strict=True))
 
 
 def test_groups_that_the_config_does_not_name_are_found_as_rsl_rl_finds_them():

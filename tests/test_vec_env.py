@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from rsl_rl.runners import OnPolicyRunner
 from simulators import Walkers
 from tensordict import TensorDict
@@ -22,11 +24,14 @@ from torchrl_rslstorage import (
     MLPCritic,
     PendulumEnv,
     PPOConfig,
+    RNNActor,
+    RNNCritic,
     RolloutBuffer,
     RolloutCollector,
     RolloutGAE,
     RSLPPOTrainer,
     TorchRLVecEnv,
+    TrajectorySampler,
     VecEnvWrapper,
 )
 from torchrl_rslstorage.envs.vec_env import FINAL_NAMES
@@ -130,6 +135,29 @@ def test_a_window_holds_what_really_happened(name, torchrl):
     assert torch.equal(window["next", "terminated"], window["next", "done"] & ~window["next", "truncated"])
     assert window["next", "terminated"].any()
     assert window["next", "truncated"].any()
+
+
+@given(
+    lengths=st.lists(st.integers(1, 5), min_size=1, max_size=4),
+    num_steps=st.integers(1, 8),
+    in_place=st.booleans(),
+    limit=st.sampled_from([0.5, 1e9]),
+)
+def test_final_observations_are_those_of_cut_off_walkers_whenever_they_are(
+    lengths, num_steps, in_place, limit
+):
+    simulator = Walkers(lengths, in_place=in_place, final="final_obs", limit=limit)
+    buffer = collected(simulator, num_steps)
+    steps = recorded(lengths, buffer.window["action"], limit=limit)
+    t, n, observation = buffer.final_observations
+    cells = list(zip(t.tolist(), n.tolist(), strict=True))
+    last = num_steps - 1
+    assert cells == [
+        (t, n) for t in range(num_steps) for n in range(len(lengths)) if t == last or steps[t]["truncated"][n]
+    ]
+    for key in ("policy", "critic"):
+        assert torch.equal(observation[key], torch.stack([steps[t][f"next {key}"][n] for t, n in cells]))
+        assert torch.equal(buffer.window[key], torch.stack([step[key] for step in steps]))
 
 
 @pytest.mark.parametrize("torchrl", [False, True], ids=["RolloutCollector", "Collector"])
@@ -395,6 +423,38 @@ def test_a_trainer_learns_on_a_wrapped_simulator_in_place_as_on_its_copying_twin
     first = parameters(policy().actor, policy().critic)
     assert equal(trained(in_place=True), trained())
     assert not equal(trained(), first)
+
+
+@pytest.mark.parametrize("recurrent", [False, True], ids=["mlp", "lstm"])
+def test_a_trainer_learns_without_final_observations_and_says_once_what_stands_in(recurrent):
+    torch.manual_seed(0)
+    made, sampler = policy(), None
+    if recurrent:
+        options = {"rnn_hidden_dim": 8, **NETWORKS}
+        made = ActorCritic(RNNActor(["policy"], 3, 2, **options), RNNCritic(["critic"], 4, **options))
+        sampler = TrajectorySampler(2, 2)
+    buffer = RolloutBuffer(6, 4, sampler=sampler)
+    trainer = RSLPPOTrainer(
+        RolloutCollector(VecEnvWrapper(Walkers(LENGTHS, limit=0.6)), made, replay_buffer=buffer),
+        made.actor,
+        made.critic,
+        total_frames=4 * 24,
+        config=PPOConfig(num_learning_epochs=2, num_mini_batches=2),
+        progress_bar=False,
+    )
+    before = parameters(made)
+    with pytest.warns(UserWarning, match="no final observation") as said:
+        trainer.train()
+    assert len(said) == 1
+    assert not equal(before, parameters(made))
+    assert all(value.isfinite().all() for value in parameters(made))
+
+
+def test_a_wrapper_that_keeps_the_simulators_memory_is_noticed(monkeypatch):
+    monkeypatch.setattr(VecEnvWrapper, "_copied", lambda env, came: dict(came.items()))
+    window = collected(Walkers(LENGTHS, in_place=True), torchrl=True).window
+    steps = recorded(LENGTHS, window["action"])
+    assert not torch.equal(window["policy"], torch.stack([step["policy"] for step in steps]))
 
 
 # -- TorchRL's environments in RSL-RL ----------------------------------------------------------------

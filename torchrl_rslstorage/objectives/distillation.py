@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, cast, get_args
 
+import torch
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from tensordict.utils import NestedKey
@@ -18,7 +19,7 @@ from torchrl_rslstorage.data.leaves import show, show_all
 from torchrl_rslstorage.data.time_step_sampler import starts_of
 from torchrl_rslstorage.modules.student_teacher import state_keys_of
 from torchrl_rslstorage.objectives.padded import is_recurrent
-from torchrl_rslstorage.objectives.unroll import Memory, mean_actions, rows_at_once
+from torchrl_rslstorage.objectives.unroll import Memory, mean_actions, parts_of
 
 LossType = Literal["mse", "huber"]
 
@@ -120,14 +121,42 @@ class DistillationLoss(LossModule):
 
     def terms(self, tensordict: TensorDictBase) -> dict[str, Tensor]:
         """What `forward` returns, as a dictionary."""
-        td = tensordict.unsqueeze(0) if tensordict.ndim == 1 else tensordict
-        if td.ndim != 2 or 0 in td.batch_size:
-            raise ValueError(
-                "DistillationLoss reads rows in time order, [N] or [L, N], but this mini-batch has batch "
-                f"size {tuple(tensordict.batch_size)}: give the buffer a TimeStepSampler."
-            )
-        target = self._teacher_action(td)
-        memory = self._memory(td) if self.is_recurrent else None
+        td, target, memory = self._read(tensordict)
+        behavior, states = self._error(td, target, memory)
+        self._remember(td, states)
+        return {"loss_behavior": len(target) * behavior, "behavior": behavior.detach()}
+
+    def backward(self, tensordict: TensorDictBase) -> Tensor:
+        """Adds the gradient of a stretch to that of the student's parameters, and cuts behind it.
+
+        The same as ``terms(td)["loss_behavior"].backward()`` and `cut`, but in parts whose gradients add up:
+        environments do not depend on each other, nor do the rows of a student without memory. The memory of
+        one part is used again by the next, which on a CPU stays in its cache.
+
+        Returns:
+            ``loss_behavior``, 0-dim, without gradient.
+        """
+        td, target, memory = self._read(tensordict)
+        losses: list[Tensor] = []
+        after: list[list[Tensor]] = []
+        for rows, envs in parts_of(target, is_recurrent=self.is_recurrent):
+            part, wanted = cast("TensorDictBase", td[rows, envs]), target[rows, envs]
+            error, states = self._error(part, wanted, None if memory is None else memory.of(envs))
+            loss = error * (wanted.shape[0] * wanted.shape[1] / target.shape[1])
+            loss.backward()
+            losses.append(loss.detach())
+            after.append([state.detach() for state in states])
+        self._remember(td, [torch.cat(parts) for parts in zip(*after, strict=True)])
+        return torch.stack(losses).sum()
+
+    def cut(self) -> None:
+        """Ends the back-propagation here: later losses reach no further back. Call it after each step."""
+        self._states = [state.detach() for state in self._states]
+
+    def _error(
+        self, td: TensorDictBase, target: Tensor, memory: Memory | None
+    ) -> tuple[Tensor, list[Tensor]]:
+        """The mean error, and the states after the last row."""
         action, states = mean_actions(self.student_network, td, memory, self._keys.action)
         if action.shape != target.shape:
             raise ValueError(
@@ -135,26 +164,23 @@ class DistillationLoss(LossModule):
                 f"actions have {tuple(action.shape)}: they would broadcast. Teacher and student must act in "
                 "the same space."
             )
+        return _LOSSES[self.loss_type](action, target), states
+
+    def _remember(self, td: TensorDictBase, states: list[Tensor]) -> None:
         if self.is_recurrent:
             self._states, self._ended = states, self._done(td)[-1].view(-1)
-        behavior = _LOSSES[self.loss_type](action, target)
-        return {"loss_behavior": len(action) * behavior, "behavior": behavior.detach()}
-
-    def parts(self, tensordict: TensorDictBase) -> Sequence[TensorDictBase]:
-        """Parts of a stretch whose losses add up to its own, to be evaluated and differentiated in turns.
-
-        A student without memory has no gradient from row to row: what one row needs of memory can be used
-        again by the next, which on a CPU stays in the cache.
-        """
-        if self.is_recurrent or tensordict.ndim != 2 or not tensordict.shape[1]:
-            return (tensordict,)
-        return tensordict.split(rows_at_once(tensordict))
-
-    def cut(self) -> None:
-        """Ends the back-propagation here: later losses reach no further back. Call it after each step."""
-        self._states = [state.detach() for state in self._states]
 
     # -- reading a mini-batch --------------------------------------------------------------------
+
+    def _read(self, tensordict: TensorDictBase) -> tuple[TensorDictBase, Tensor, Memory | None]:
+        """The rows ``[L, N]``, the teacher's actions in them, and what a recurrent student remembers."""
+        td = tensordict.unsqueeze(0) if tensordict.ndim == 1 else tensordict
+        if td.ndim != 2 or 0 in td.batch_size:
+            raise ValueError(
+                "DistillationLoss reads rows in time order, [N] or [L, N], but this mini-batch has batch "
+                f"size {tuple(tensordict.batch_size)}: give the buffer a TimeStepSampler."
+            )
+        return td, self._teacher_action(td), self._memory(td) if self.is_recurrent else None
 
     def _teacher_action(self, td: TensorDictBase) -> Tensor:
         key = self._keys.teacher_action

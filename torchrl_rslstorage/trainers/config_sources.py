@@ -90,7 +90,6 @@ def _yaml(path: Path) -> Mapping[str, Any]:
 
     Loader.add_constructor("tag:yaml.org,2002:python/tuple", yaml.SafeLoader.construct_yaml_seq)
     try:
-        # S506 does not apply: this is the safe loader.
         loaded = yaml.load(path.read_text(encoding="utf-8"), Loader=Loader)
     except FileNotFoundError as error:
         raise ValueError(f"There is no config {path}.") from error

@@ -111,7 +111,8 @@ class Curiosity:
         flat = after.view(-1)
         # An environment that resets itself may leave NaN there: the row that follows stands in, if there is.
         flat[cell] = torch.where(final.isnan(), flat[cell].unsqueeze(-1), final).squeeze(-1)
-        return after
+        # A fault of the environment's is found, and named, where advantages are computed: not as a reward's.
+        return after.nan_to_num(nan=0.0, posinf=0.0)
 
     def update(self, mini_batch: TensorDictBase) -> None:
         """One step of the predictor on a mini-batch ``[B]``, or on the valid cells of ``[L, B]``."""

@@ -65,16 +65,11 @@ class DistillationStepper(OptimizationStepper):
         """
         self.optimizer.check_in_place()
         self.optimizer.zero_grad()
-        losses: list[Tensor] = []
-        for part in loss_module.parts(mini_batch):
-            loss = loss_module.terms(part)["loss_behavior"]
-            loss.backward()
-            losses.append(loss.detach())
+        loss = loss_module.backward(mini_batch)
         if self.max_grad_norm is not None:
             self.optimizer.clip_grad_norm_(self.max_grad_norm)
         self.optimizer.step()
-        loss_module.cut()
-        return torch.stack(losses).sum()
+        return loss
 
     def step(self, trainer: Any, sub_batch: TensorDictBase) -> TensorDictBase:
         """TorchRL's protocol: the metrics come as one vector, to be fetched from the device at once."""

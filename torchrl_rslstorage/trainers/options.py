@@ -162,17 +162,18 @@ class StyleOptions(AMPConfig):
 
     Slopes are counted per standard deviation of a state. Where states have four numbers, the policy's and the
     demonstrations' are a few of those apart, and a robot's of a hundred numbers ten times as far: the
-    penalty that suits the one flattens the other's discriminator.
+    penalty that suits the one flattens the other's discriminator. Only wgan, whose scores have no bounds, is
+    held by nothing else.
     """
 
     gradient_penalty_coef: float | None = None  # pyright: ignore[reportIncompatibleVariableOverride] - until resolved
-    """Weight of the squared slope on demonstrations (point-mass 0.2, others 10)."""
+    """Weight of the squared slope on demonstrations (point-mass 0.2 but for wgan, others 10)."""
     discriminator_learning_rate: float | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
     """Learning rate of the discriminator's Adam, which does not adapt (point-mass 3e-4, others 1e-4)."""
 
     def of_task(self, task: str) -> StyleOptions:
         """These options with the task's values for what was left out."""
-        own = _STYLES.get(task, AMPConfig())
+        own = _STYLES.get((task, self.objective), AMPConfig())
         return dataclasses.replace(
             self, **{f.name: getattr(own, f.name) for f in fields(self) if getattr(self, f.name) is None}
         )
@@ -194,7 +195,8 @@ class StyleOptions(AMPConfig):
         AMPConfig.check(self.of_task(""))
 
 
-_STYLES = {"point-mass": AMPConfig(gradient_penalty_coef=0.2, discriminator_learning_rate=3e-4)}
+_POINT_MASS_STYLE = AMPConfig(gradient_penalty_coef=0.2, discriminator_learning_rate=3e-4)
+_STYLES = {("point-mass", objective): _POINT_MASS_STYLE for objective in ("lsgan", "bce")}
 
 
 @dataclass
@@ -268,8 +270,8 @@ class TrainOptions(RunOptions):
             idle = self.style.differences(StyleOptions(), StyleOptions().of_task(self.task))
             if idle:
                 raise ValueError(
-                    f"{', '.join(f'`{name}`' for name in idle)} would do nothing: it tells how a motion is learned, "
-                    "and there is none. Name it with --amp."
+                    f"There is no motion to be learned, for which {', '.join(f'`{name}`' for name in idle)} "
+                    "would be: name one with --amp."
                 )
         return dataclasses.replace(options, style=options.style.of_task(self.task))
 

@@ -35,6 +35,7 @@ from torchrl_rslstorage.trainers.config_fields import (
     text,
 )
 from torchrl_rslstorage.trainers.config_sources import plain_config
+from torchrl_rslstorage.trainers.rsl_rl_extensions import curiosity_of, symmetry_of
 from torchrl_rslstorage.trainers.rsl_rl_sections import (
     RND,
     SYMMETRY,
@@ -99,9 +100,9 @@ class RSLRunnerConfig:
     clip_actions: float | None
     """Bound that the environment's wrapper clips actions to; None for none."""
     rnd: dict[str, Any] | None
-    """``rnd_cfg`` with its fields checked; not part of ``ppo``."""
+    """``rnd_cfg``, its fields' names checked; `extensions` builds it."""
     symmetry: dict[str, Any] | None
-    """``symmetry_cfg`` with its fields checked; not part of ``ppo``."""
+    """``symmetry_cfg``, its fields' names checked; `extensions` builds it."""
     used: dict[str, object]
     """The fields that were used, by their dotted names, with the values as they were understood."""
     defaults: dict[str, object]
@@ -189,6 +190,35 @@ class RSLRunnerConfig:
         )
         return actor, critic_class.for_env(env, _resolve(named, "critic", env), **self.critic.arguments())
 
+    def extensions(
+        self, env: EnvBase, *, simulator: Any = None, step_dt: float | None = None
+    ) -> dict[str, Any]:
+        """The curiosity and the symmetry that the config has, as `RSLPPOTrainer` takes them.
+
+        ``RSLPPOTrainer(..., config=config.ppo, **config.extensions(env, step_dt=0.02))``
+
+        Args:
+            env: the environment that is trained in.
+            simulator: what RSL-RL's ``data_augmentation_func`` is given as ``env``.
+            step_dt: seconds of an environment step, which the weight of ``rnd_cfg`` is multiplied by.
+
+        Raises:
+            ValueError: a field is missing or out of its range, the function cannot be imported, or the
+                config has curiosity and no ``step_dt`` was given.
+        """
+        made: dict[str, Any] = {}
+        if self.symmetry is not None:
+            made["symmetry"] = symmetry_of(self.symmetry, simulator)
+        if self.rnd is not None:
+            if step_dt is None:
+                raise ValueError(
+                    "`algorithm.rnd_cfg` is set, whose weight counts per second: pass step_dt, the seconds "
+                    "of an environment step."
+                )
+            groups = _resolve(dict(self.observation_groups), "rnd_state", env)
+            made["rnd"] = curiosity_of(self.rnd, env, groups, step_dt)
+        return made
+
     def require_nothing_beside_ppo(self) -> None:
         """Refuses a config of which PPO's hyper-parameters are not the whole algorithm.
 
@@ -198,9 +228,8 @@ class RSLRunnerConfig:
         for name, section in (("rnd_cfg", self.rnd), ("symmetry_cfg", self.symmetry)):
             if section is not None:
                 raise ValueError(
-                    f"`algorithm.{name}` is set, which hyper-parameters of PPO alone cannot honour: read the "
-                    "config with RSLRunnerConfig.read and build that part of the training from it, or set "
-                    "it to null."
+                    f"`algorithm.{name}` is set, which hyper-parameters of PPO alone cannot honour: train "
+                    "from Python, with RSLRunnerConfig.read and its `extensions`, or set it to null."
                 )
 
     def describe(self) -> str:

@@ -96,6 +96,17 @@ class NetworkConfig:
         return mine if self.rnn_type else {k: v for k, v in mine.items() if not k.startswith("rnn_")}
 
 
+def activation(name: str, value: object) -> Activation:
+    """This package's name of an RSL-RL activation.
+
+    Raises:
+        ValueError: there is no such activation; the valid ones are listed.
+    """
+    if value not in _ACTIVATIONS:
+        raise ValueError(f"`{name}` must be one of {sorted(_ACTIVATIONS)}, got {value!r}.")
+    return _ACTIVATIONS[str(value)]
+
+
 def models(top: Fields, normalize: bool) -> dict[str, Any]:
     """Networks of the layouts 4.x and 5.x."""
     if "critic" not in top:
