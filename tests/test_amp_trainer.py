@@ -442,7 +442,7 @@ def test_a_task_brings_what_was_left_out_of_the_style_and_nothing_else():
     options = TrainOptions("point-mass", amp="circle", style=style).resolved()
     assert (options.style.gradient_penalty_coef, options.style.discriminator_learning_rate) == (0.2, 1e-2)
     assert TrainOptions("pendulum").resolved().style.gradient_penalty_coef == 10.0
-    critic = TrainOptions("point-mass", style=StyleOptions(objective="wgan")).resolved()
+    critic = TrainOptions("point-mass", amp="circle", style=StyleOptions(objective="wgan")).resolved()
     assert critic.style.gradient_penalty_coef == 10.0
     with pytest.raises(ValueError, match="`gradient_penalty_coef` must be zero or more, got -2"):
         TrainOptions("point-mass", style=StyleOptions(gradient_penalty_coef=-2)).resolved()

@@ -546,3 +546,12 @@ def test_environments_named_by_bytes_are_refused_since_they_may_mean_a_mask():
 
 def test_any_age_is_clamped():
     assert appended(0, 1).at_age(10**30)["x"].tolist() == [0, 10]
+
+
+def test_a_mask_that_is_no_tensor_is_refused():
+    buffer = appended(0)
+    step = TensorDict({"x": torch.tensor([1, 11])}, [2])
+    with pytest.raises(ValueError, match=r"`mask` is a list, expected a tensor of bool \(2,\)"):
+        buffer.append(step, [True, False])  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match=r"`mask` is a list, expected a tensor of bool \(2,\)"):
+        buffer.extend(step.unsqueeze(0), [True, False])  # pyright: ignore[reportArgumentType]

@@ -34,6 +34,7 @@ __all__ = [
     "reset_after_step",
     "resets_after_step",
     "resets_natively",
+    "root_after_step",
 ]
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -68,8 +69,8 @@ def plain_entries(td: Any) -> dict[str, Any] | None:
 def resets_after_step(env: EnvBase) -> bool:
     """Whether ``step_and_maybe_reset`` is ``step``, ``step_mdp`` and ``maybe_reset``, with room in between.
 
-    TorchRL 0.14, envs/common.py: not where the environment has a method of its own or a compiled one,
-    where its simulator resets itself, or where a transform hooks in.
+    TorchRL 0.14, envs/common.py: not where the environment has a method of its own or a compiled one, or
+    where its simulator resets itself. Transforms may hook in between (`root_after_step`).
     """
     cls, own = type(env), vars(env)
     return (
@@ -77,7 +78,6 @@ def resets_after_step(env: EnvBase) -> bool:
         and cls._step_and_maybe_reset is EnvBase._step_and_maybe_reset
         and own.get("_compiled_step_and_maybe_reset") is None
         and not own.get("_torchrl_native_autoreset", False)
-        and env._post_step_mdp_hooks is None
     )
 
 
@@ -86,12 +86,17 @@ def resets_natively(env: EnvBase) -> bool:
     return bool(vars(env).get("_torchrl_native_autoreset", False))
 
 
-def reset_after_step(env: EnvBase, stepped: TensorDictBase) -> TensorDictBase:
-    """The second half of TorchRL 0.14's ``step_and_maybe_reset``: from a step to the root of the next one."""
+def root_after_step(env: EnvBase, stepped: TensorDictBase) -> tuple[TensorDictBase, TensorDictBase]:
+    """The middle of TorchRL 0.14's ``step_and_maybe_reset``: a step, and the root that follows before a reset."""
     following = env.step_mdp(stepped)
     if env._post_step_mdp_hooks is not None:
-        _, following = env._post_step_mdp_hooks(stepped, following)
-    return env.maybe_reset(following)
+        stepped, following = env._post_step_mdp_hooks(stepped, following)
+    return stepped, following
+
+
+def reset_after_step(env: EnvBase, stepped: TensorDictBase) -> TensorDictBase:
+    """The second half of TorchRL 0.14's ``step_and_maybe_reset``: from a step to the root of the next one."""
+    return env.maybe_reset(root_after_step(env, stepped)[1])
 
 
 class ModuleBase(TensorDictModuleBase):

@@ -83,7 +83,7 @@ def transition_pairs(buffer: RolloutBuffer, keys: Sequence[NestedKey]) -> Tensor
 
 def _column(window: TensorDictBase, name: Key) -> Tensor:
     column = window.get(name, None)
-    if not isinstance(column, Tensor):
+    if not isinstance(column, Tensor) or name[0] == "next":
         here = [canonical(key) for key in window.keys(True, True)]
         raise KeyError(
             f"There is no entry {show(name)} in this window. It holds "
