@@ -87,7 +87,7 @@ def resets_natively(env: EnvBase) -> bool:
 
 
 def root_after_step(env: EnvBase, stepped: TensorDictBase) -> tuple[TensorDictBase, TensorDictBase]:
-    """The middle of TorchRL 0.14's ``step_and_maybe_reset``: a step, and the root that follows before a reset."""
+    """The middle of TorchRL 0.14's ``step_and_maybe_reset``: a step, and the root before any reset."""
     following = env.step_mdp(stepped)
     if env._post_step_mdp_hooks is not None:
         stepped, following = env._post_step_mdp_hooks(stepped, following)
