@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import multiprocessing
 import pickle
 from itertools import chain
 from pickle import UnpicklingError
@@ -501,6 +502,15 @@ def test_a_copy_keeps_the_same_final_observations_and_states():
             each.add(row.set("hidden", torch.zeros(3, 1, 2)))
     assert len(twin.final_observations.t) == len(buffer.final_observations.t) == 6
     assert twin.storage.state_keys == ["hidden"]
+
+
+def test_a_window_is_not_sent_to_another_process_where_it_would_be_a_copy():
+    multiprocessing.context.set_spawning_popen(object())
+    try:
+        with pytest.raises(RuntimeError, match="cannot be shared between processes"):
+            pickle.dumps(filled(PLAN).storage)
+    finally:
+        multiprocessing.context.set_spawning_popen(None)
 
 
 def test_a_half_written_row_cannot_be_copied():

@@ -6,7 +6,6 @@ Read against TorchRL 0.14.1 and tensordict 0.14.3. When TorchRL moves, this file
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from multiprocessing.context import get_spawning_popen
 from typing import Any, TypeVar, cast
 
 import torch
@@ -149,11 +148,6 @@ class Columns(LazyTensorStorage):
     def __getstate__(self) -> dict[str, Any]:
         # Tensors that are views of each other come apart where they are copied or pickled: writes would go
         # into one memory and reads come out of another.
-        if get_spawning_popen() is not None:
-            raise RuntimeError(
-                f"A {type(self).__name__} cannot be shared between processes: it would be a copy in each. "
-                "Collect in the workers, and write what they hand over in the process that learns."
-            )
         return {
             "made_of": self._made_of(),
             "written": self.state_dict(),
