@@ -213,6 +213,10 @@ class Ranks:
                         "train with the same."
                     )
 
+    def wait(self) -> None:
+        """Returns when all ranks have come as far as this."""
+        self.mean_(torch.zeros(1))
+
     def _gathered(self, own: Tensor) -> Tensor:
         """Everybody's ``own`` ``[F]``, in the order of ranks, ``[K, F]``."""
         everybody = own.new_empty(self.size, len(own))

@@ -258,6 +258,7 @@ class WindowTrainer(TrainerBase):
                     for name, called in component_names(apart, apart, rank).items():
                         components[called] = SavedState(states[name])
                 self._checkpoint_rotation.save(checkpoint_of(components), step=self.frames)
+            self.ranks.wait()  # the checkpoint is there for all of them
 
     def load_checkpoint(self, path: str | Path) -> None:
         """Restores a checkpoint that `save_trainer` wrote; tensors only, no code is run.
