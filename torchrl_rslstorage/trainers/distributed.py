@@ -93,14 +93,15 @@ class Ranks:
             device: "cpu" (gloo), or "cuda" (NCCL): each process takes the device of its local rank.
 
         Raises:
-            ValueError: the device is not that of the local rank, or is not there.
+            ValueError: the device is not that of the local rank, or is not there; a variable of
+                ``torchrun`` is missing.
             RanksError: the others did not come.
         """
         size = int(os.environ.get("WORLD_SIZE", "1"))
         if size == 1:
             yield cls(device=device)
             return
-        rank, local_rank = int(os.environ["RANK"]), int(os.environ.get("LOCAL_RANK", "0"))
+        rank, local_rank = (int(os.environ.get(name, "0")) for name in ("RANK", "LOCAL_RANK"))
         ranks = cls(rank, size, _device_of(device, local_rank))
         backend = "gloo"
         if device.startswith("cuda"):
@@ -185,8 +186,6 @@ class Ranks:
 
     def gather(self, state: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Everybody's ``state`` (tensors and plain values), on rank 0 and the CPU; nothing on the others."""
-        if self.size == 1:
-            return [dict(state)]
         file = io.BytesIO()
         torch.save(dict(state), file)
         found: list[Any] | None = [None] * self.size if self.is_first else None

@@ -164,6 +164,7 @@ class WindowTrainer(TrainerBase):
         """Makes sure that ranks take equal steps from equal parameters."""
         self.ranks.require_same(
             {
+                "num_parameters": sum(p.numel() for module in self._shared() for p in module.parameters()),
                 "num_steps": self.buffer.num_steps,
                 "num_envs": self.buffer.num_envs,
                 "total_frames": self.total_frames,
@@ -251,14 +252,22 @@ class WindowTrainer(TrainerBase):
             return
         if force_save or self.num_iterations % self.save_interval == 0:
             components = self.checkpoint_components()
-            apart = [name for name in components if name in self._apart()]
-            everybody = self.ranks.gather({name: components[name].state_dict() for name in apart})
+            components |= self._of_other_ranks(components)
             if self.ranks.is_first:
-                for rank, states in enumerate(everybody[1:], 1):
-                    for name, called in component_names(apart, apart, rank).items():
-                        components[called] = SavedState(states[name])
                 self._checkpoint_rotation.save(checkpoint_of(components), step=self.frames)
             self.ranks.wait()  # the checkpoint is there for all of them
+
+    def _of_other_ranks(self, components: Mapping[str, Any]) -> dict[str, Any]:
+        """On rank 0, what the others have of their own; nothing on the others, or alone."""
+        if self.ranks.size == 1:
+            return {}
+        apart = [name for name in components if name in self._apart()]
+        everybody = self.ranks.gather({name: components[name].state_dict() for name in apart})
+        return {
+            called: SavedState(everybody[rank][name])
+            for rank in range(1, len(everybody))
+            for name, called in component_names(apart, apart, rank).items()
+        }
 
     def load_checkpoint(self, path: str | Path) -> None:
         """Restores a checkpoint that `save_trainer` wrote; tensors only, no code is run.
