@@ -21,6 +21,7 @@ from torchrl_rslstorage._files import finite
 from torchrl_rslstorage.modules import MLPActor, PolicyStep, RNNActor, export_policy
 from torchrl_rslstorage.rsl_rl import save_rsl_rl_checkpoint
 from torchrl_rslstorage.trainers.distill_options import DistillOptions
+from torchrl_rslstorage.trainers.distributed import RanksError
 from torchrl_rslstorage.trainers.options import TrainOptions
 from torchrl_rslstorage.trainers.rsl_rl_config import RSLRunnerConfig
 from torchrl_rslstorage.trainers.run_folder import RunFolderError
@@ -35,6 +36,7 @@ _USER_ERRORS = (
     OSError,
     RunFolderError,
     CheckpointError,
+    RanksError,
 )
 
 
@@ -199,4 +201,5 @@ def main(args: Sequence[str] | None = None) -> None:
         # A KeyError prints its message quoted.
         message = error.args[0] if isinstance(error, KeyError) and error.args else error
         sys.exit("rslstorage: " + " ".join(str(message).split()))
-    print(json.dumps(finite(result), indent=2))
+    if result:  # of several ranks, one tells
+        print(json.dumps(finite(result), indent=2))

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
+
+Pool = Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]
+"""Number (0-dim), mean and biased variance ``[F]`` of rows ``[M, F]`` and of those that others have."""
 
 
 class EmpiricalNormalizer(nn.Module):
@@ -23,6 +28,9 @@ class EmpiricalNormalizer(nn.Module):
         eps: added to the standard deviation; RSL-RL's 1e-2.
         until: take in no more batches once so many observations were seen.
 
+    Batches that are spread over several processes count as one where ``pool`` is set (`Ranks.share` does it);
+    all of them must call `update` then, also those without a row.
+
     Examples:
         >>> import torch
         >>> from torchrl_rslstorage import EmpiricalNormalizer
@@ -41,6 +49,7 @@ class EmpiricalNormalizer(nn.Module):
         super().__init__()
         self.eps = eps
         self.until = until
+        self.pool: Pool | None = None
         self.register_buffer("mean", torch.zeros(num_features))
         self.register_buffer("var", torch.ones(num_features))
         self.register_buffer("std", torch.ones(num_features))
@@ -53,15 +62,18 @@ class EmpiricalNormalizer(nn.Module):
     @torch.no_grad()
     def update(self, x: Tensor) -> None:
         """Takes in a batch ``[M, F]``; does nothing in eval mode."""
-        if not self.training or len(x) == 0:
+        if not self.training or (len(x) == 0 and self.pool is None):
             return
         # Not var_mean, and no division of a Python number by a tensor: those round otherwise than RSL-RL.
-        mean, var = x.mean(dim=0), x.var(dim=0, correction=0)
-        added = torch.full_like(self.count, len(x))
+        if self.pool is None:
+            mean, var = x.mean(dim=0), x.var(dim=0, correction=0)
+            added = torch.full_like(self.count, len(x))
+        else:
+            added, mean, var = self.pool(x)
         if self.until is not None:
             added = added * (self.count < self.until)
         self.count += added
-        rate = added / self.count
+        rate = added / self.count.clamp(min=1)
         shift = mean - self.mean
         self.mean += rate * shift
         self.var += rate * (var - self.var + shift * (mean - self.mean))

@@ -14,6 +14,7 @@ from torch import Tensor
 from torchrl_rslstorage.data import RolloutBuffer
 from torchrl_rslstorage.data.leaves import Key, canonical, dtype_name, show, show_all
 from torchrl_rslstorage.modules import RNNCritic
+from torchrl_rslstorage.modules.normalizer import Pool
 from torchrl_rslstorage.objectives.finite import Bootstraps, check_finite
 from torchrl_rslstorage.objectives.padded import is_recurrent
 from torchrl_rslstorage.objectives.returns import (
@@ -51,6 +52,7 @@ class RolloutGAE:
         normalize: also normalise the advantages over the whole window, ``(A − mean) / (std + 1e-8)``
             with the unbiased std, as RSL-RL does unless it normalises per mini-batch. Value targets are
             those of the raw advantages.
+        pool: normalise by the moments of all ranks' advantages (`Ranks.pool`).
         advantage_key, value_target_key, value_key, reward_key, done_key, terminated_key, truncated_key:
             the entries read and written; the last four stand under ``next``.
         log_prob_key: checked for NaN and inf together with the advantages, where it is there.
@@ -83,6 +85,7 @@ class RolloutGAE:
         *,
         time_out: TimeOut = "final_observation",
         normalize: bool = False,
+        pool: Pool | None = None,
         advantage_key: NestedKey = "advantage",
         value_target_key: NestedKey = "value_target",
         value_key: NestedKey = "state_value",
@@ -103,6 +106,7 @@ class RolloutGAE:
         self.value_network = value_network
         self.time_out: TimeOut = time_out
         self.normalize = normalize
+        self.pool = pool
         self.advantage_key = advantage_key
         self.value_target_key = value_target_key
         self.value_key = value_key
@@ -185,7 +189,7 @@ class RolloutGAE:
             bootstraps = Bootstraps(cell, _leaves_under_next(inputs), ~ended & ~stands_in)
             self._search(window, advantage, observation, bootstraps)
         if self.normalize:
-            normalize_advantage(advantage, out=advantage)
+            normalize_advantage(advantage, out=advantage, pool=self.pool)
         return window
 
     def _evaluate(self, observation: TensorDictBase) -> Tensor:
@@ -253,7 +257,7 @@ class RolloutGAE:
         if self.check_observations or not _sums_are_finite(advantage, rows.get(self.log_prob_key, None)):
             self._search(rows, advantage, after, Bootstraps(cell, inputs, used))
         if self.normalize:
-            normalize_advantage(advantage, out=advantage)
+            normalize_advantage(advantage, out=advantage, pool=self.pool)
         if time_dim == 1:
             advantage, value_target = advantage.transpose(0, 1), value_target.transpose(0, 1)
         td.set(self.advantage_key, advantage)

@@ -18,6 +18,7 @@ from torchrl_rslstorage._compat import dispatch
 from torchrl_rslstorage.data.leaves import show, show_all
 from torchrl_rslstorage.modules import GaussianActor, MLPActor, MLPCritic, ValueCritic
 from torchrl_rslstorage.modules.mlp import require_states_apart
+from torchrl_rslstorage.modules.normalizer import Pool
 from torchrl_rslstorage.objectives.divergence import (
     entropy,
     estimated_kl,
@@ -77,6 +78,7 @@ class RSLPPOLoss(PPOLoss):
         critic_coeff: c_v.
         entropy_coeff: c_e.
         normalize_advantage: normalise the advantages of each mini-batch, ``(A − mean) / (std + 1e-8)``.
+        pool: normalise them by the moments of all ranks' mini-batches (`Ranks.pool`).
         functional: hold parameters functionally, as TorchRL's losses do by default. Off: the networks'
             own parameters are used, at less overhead.
         symmetry: learn from mirrored copies of mini-batches, or by a mirror loss; adds ``symmetry`` and
@@ -117,6 +119,7 @@ class RSLPPOLoss(PPOLoss):
         critic_coeff: float = 1.0,
         entropy_coeff: float = 0.01,
         normalize_advantage: bool = False,
+        pool: Pool | None = None,
         functional: bool = False,
         symmetry: Symmetry | None = None,
     ) -> None:
@@ -149,6 +152,7 @@ class RSLPPOLoss(PPOLoss):
         )
         self.critic_coeff.fill_(critic_coeff)  # PPOLoss takes a zero for "no critic"
         self.clip_epsilon = float(clip_epsilon)
+        self.pool = pool
         self._announced: set[str] = set()
         actions = getattr(actor_network, "dist_sample_keys", [])
         if symmetry is not None and len(actions) > 1:
@@ -267,7 +271,7 @@ class RSLPPOLoss(PPOLoss):
         log_prob = summed(self._get(td, keys.sample_log_prob), len(shape))
         log_prob = flat(log_prob, keys.sample_log_prob, shape)
         if self.normalize_advantage:
-            advantage = normalize_advantage(advantage)
+            advantage = normalize_advantage(advantage, pool=self.pool)
         value = None if self.clip_value is None else flat(self._get(td, keys.value), keys.value, shape)
         return Targets(advantage, value_target, log_prob, value)
 

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from torchrl_rslstorage.modules.normalizer import Pool
+
 NORMALIZE_EPS = 1e-8
 """Added to the standard deviation (rsl_rl 5.5.1, algorithms/ppo.py, ``compute_returns``)."""
 
@@ -121,7 +123,7 @@ def rsl_rl_gae_(
 
 
 def normalize_advantage(
-    advantage: Tensor, *, eps: float = NORMALIZE_EPS, out: Tensor | None = None
+    advantage: Tensor, *, eps: float = NORMALIZE_EPS, out: Tensor | None = None, pool: Pool | None = None
 ) -> Tensor:
     """``(A − mean A) / (std A + eps)`` over all elements, zero for a single one.
 
@@ -132,6 +134,7 @@ def normalize_advantage(
         advantage: any shape.
         eps: added to the standard deviation.
         out: where to write; may be ``advantage`` itself.
+        pool: gives moments of all ranks' elements, which are then those that count (`Ranks.pool`).
 
     Examples:
         >>> import torch
@@ -141,9 +144,13 @@ def normalize_advantage(
         >>> normalize_advantage(torch.tensor([5.0]))
         tensor([0.])
     """
-    if advantage.numel() == 1:
+    if pool is not None:
+        count, mean, var = pool(advantage.reshape(-1, 1))
+        std = (var * (count / (count - 1))).sqrt()
+    elif advantage.numel() == 1:
         return torch.zeros_like(advantage) if out is None else out.zero_()
-    mean, std = advantage.mean(), advantage.std()
+    else:
+        mean, std = advantage.mean(), advantage.std()
     if out is None:
         return (advantage - mean) / (std + eps)
     return torch.sub(advantage, mean, out=out).div_(std + eps)

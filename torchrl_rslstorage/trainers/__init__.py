@@ -6,6 +6,7 @@ from torchrl_rslstorage.trainers.distill_run import load_teacher
 from torchrl_rslstorage.trainers.distillation_config import DistillationConfig
 from torchrl_rslstorage.trainers.distillation_stepper import DistillationStepper
 from torchrl_rslstorage.trainers.distillation_trainer import DistillationTrainer
+from torchrl_rslstorage.trainers.distributed import Ranks, RanksError
 from torchrl_rslstorage.trainers.ppo_trainer import RSLPPOTrainer
 from torchrl_rslstorage.trainers.rsl_rl_config import RSLRunnerConfig
 from torchrl_rslstorage.trainers.rsl_rl_sections import NetworkConfig
@@ -23,6 +24,8 @@ __all__ = [
     "PPOConfig",
     "RSLPPOTrainer",
     "RSLRunnerConfig",
+    "Ranks",
+    "RanksError",
     "RunFolder",
     "RunFolderError",
     "load_teacher",

@@ -221,6 +221,7 @@ class AMPTrainer(RSLPPOTrainer):
         terms = self.amp_loss.terms(policy, demonstration)
         self.discriminator_optimizer.zero_grad()
         total_loss(terms).backward()
+        self.discriminator_optimizer.average_gradients(self.ranks)
         self.discriminator_optimizer.clip_grad_norm_(self.amp.discriminator_max_grad_norm)
         self.discriminator_optimizer.step()
         metrics = torch.stack(list(terms.values())).detach()
@@ -247,7 +248,13 @@ class AMPTrainer(RSLPPOTrainer):
                 metrics[f"AMP/{name}"] = value
         return metrics
 
-    # -- checkpoints -----------------------------------------------------------------------------
+    # -- ranks and checkpoints -------------------------------------------------------------------
+
+    def _shared(self) -> list[Any]:
+        return [*super()._shared(), self.discriminator, self.style_reward]
+
+    def _apart(self) -> list[str]:
+        return [*super()._apart(), "policy_history"]
 
     def checkpoint_components(self) -> dict[str, Any]:
         """What a checkpoint holds: PPO's parts, the discriminator's, and the policy's history.

@@ -50,6 +50,17 @@ class _TensorsOnly(StateDictCheckpointAdapter):
             raise CheckpointError(f"it does not fit: {_first_reason(error)}") from error
 
 
+class SavedState:
+    """A component of which the state is all that there is here: it lives in another process."""
+
+    def __init__(self, state: Mapping[str, Any]) -> None:
+        self._state = state
+
+    def state_dict(self) -> Mapping[str, Any]:
+        """The state."""
+        return self._state
+
+
 def checkpoint_of(components: Mapping[str, Any]) -> Checkpoint:
     """TorchRL's checkpoint coordinator over ``components``, which need ``state_dict`` and its inverse."""
     checkpoint = Checkpoint()

@@ -21,6 +21,7 @@ from torchrl_rslstorage.collectors import EpisodeStatistics
 from torchrl_rslstorage.data import RolloutBuffer
 from torchrl_rslstorage.modules import RandomNetworkDistillation
 from torchrl_rslstorage.objectives.padded import read_padded
+from torchrl_rslstorage.trainers.distributed import Ranks, alone_or
 from torchrl_rslstorage.trainers.flat_adam import FlatAdam
 
 _STATE = "rnd_state"
@@ -41,6 +42,7 @@ class Curiosity:
         rnd: networks, normalisers and weight.
         num_envs: N.
         skip_first_episode: leave every environment's first episode out of ``Rnd/mean_intrinsic_reward``.
+        ranks: processes that learn together; the predictor learns from the mean of their gradients.
 
     Examples:
         >>> import torch
@@ -58,9 +60,15 @@ class Curiosity:
     """
 
     def __init__(
-        self, rnd: RandomNetworkDistillation, num_envs: int, *, skip_first_episode: bool = False
+        self,
+        rnd: RandomNetworkDistillation,
+        num_envs: int,
+        *,
+        skip_first_episode: bool = False,
+        ranks: Ranks | None = None,
     ) -> None:
         self.rnd = rnd
+        self.ranks = alone_or(ranks)
         device = next(rnd.predictor.parameters()).device
         self.loss = RNDLoss(
             rnd.predictor,
@@ -79,16 +87,20 @@ class Curiosity:
         self._num_losses = 0
 
     @classmethod
-    def beside(cls, collector: Any, rnd: RandomNetworkDistillation, num_envs: int) -> Curiosity:
+    def beside(
+        cls, collector: Any, rnd: RandomNetworkDistillation, num_envs: int, ranks: Ranks | None = None
+    ) -> Curiosity:
         """One whose statistics count the episodes that a collector's do.
 
         Args:
             collector: `RolloutCollector`, or one without statistics.
             rnd: networks, normalisers and weight.
             num_envs: N.
+            ranks: processes that learn together.
         """
         statistics = getattr(collector, "statistics", None)
-        return cls(rnd, num_envs, skip_first_episode=statistics is not None and statistics.skips_first)
+        skips = statistics is not None and statistics.skips_first
+        return cls(rnd, num_envs, skip_first_episode=skips, ranks=ranks)
 
     @torch.no_grad()
     def reward(self, buffer: RolloutBuffer) -> Tensor:
@@ -122,6 +134,7 @@ class Curiosity:
         loss = self.loss(TensorDict({_STATE: state}, state.shape[:-1]))["loss_predictor"]
         self.optimizer.zero_grad()
         loss.backward()
+        self.optimizer.average_gradients(self.ranks)
         self.optimizer.step()
         self._loss_sum += loss.detach()
         self._num_losses += 1

@@ -19,6 +19,7 @@ from torchrl_rslstorage.trainers.building import actor_of, environment_of, find_
 from torchrl_rslstorage.trainers.checkpoints import latest_checkpoint, load_checkpoint
 from torchrl_rslstorage.trainers.distill_options import TEACHER_CONFIG, DistillOptions, options_of
 from torchrl_rslstorage.trainers.distillation_trainer import DistillationTrainer
+from torchrl_rslstorage.trainers.distributed import Ranks
 from torchrl_rslstorage.trainers.run_folder import RunFolder
 
 
@@ -47,7 +48,7 @@ def load_teacher(path: str | Path, *, device: torch.device | str = "cpu") -> Gau
 
 
 def build_distillation(
-    folder: RunFolder, options: DistillOptions, env: EnvBase, config: Mapping[str, Any]
+    folder: RunFolder, options: DistillOptions, env: EnvBase, config: Mapping[str, Any], ranks: Ranks
 ) -> DistillationTrainer:
     """The trainer of a distillation run.
 
@@ -59,6 +60,7 @@ def build_distillation(
         options: of this run.
         env: the student's.
         config: of this run, with that of the teacher's.
+        ranks: processes that learn together.
     """
     assert options.num_envs and options.num_steps_per_env and options.max_iterations
     teacher = _teacher_network(config[TEACHER_CONFIG], options.teacher, options.device)
@@ -76,6 +78,7 @@ def build_distillation(
         checkpoint_dir=folder.checkpoints,
         save_interval=options.save_interval,
         progress_bar=options.progress_bar and sys.stderr.isatty(),
+        ranks=ranks,
     )
 
 

@@ -9,6 +9,7 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 from torchrl.trainers import OptimizationStepper
 
+from torchrl_rslstorage.trainers.distributed import Ranks, alone_or
 from torchrl_rslstorage.trainers.flat_adam import FlatAdam
 
 
@@ -22,6 +23,7 @@ class DistillationStepper(OptimizationStepper):
         student: the network whose parameters are optimised.
         learning_rate: Adam's.
         max_grad_norm: bound of the gradient's norm; ``None`` does not clip.
+        ranks: processes that learn together, by the mean of their gradients.
 
     Raises:
         ValueError: a number that is not positive, or nothing to optimise.
@@ -39,11 +41,17 @@ class DistillationStepper(OptimizationStepper):
     """
 
     def __init__(
-        self, student: nn.Module, *, learning_rate: float = 1e-3, max_grad_norm: float | None = None
+        self,
+        student: nn.Module,
+        *,
+        learning_rate: float = 1e-3,
+        max_grad_norm: float | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         for name, number in (("learning_rate", learning_rate), ("max_grad_norm", max_grad_norm)):
             if number is not None and not number > 0:
                 raise ValueError(f"`{name}` must be positive, got {number}.")
+        self.ranks = alone_or(ranks)
         self.max_grad_norm = max_grad_norm
         parameters = list(student.parameters())
         device = parameters[0].device if parameters else None
@@ -66,6 +74,7 @@ class DistillationStepper(OptimizationStepper):
         self.optimizer.check_in_place()
         self.optimizer.zero_grad()
         loss = loss_module.backward(mini_batch)
+        self.optimizer.average_gradients(self.ranks)
         if self.max_grad_norm is not None:
             self.optimizer.clip_grad_norm_(self.max_grad_norm)
         self.optimizer.step()

@@ -16,6 +16,7 @@ from torchrl_rslstorage.modules import StudentTeacher
 from torchrl_rslstorage.objectives import DistillationLoss
 from torchrl_rslstorage.trainers.distillation_config import DistillationConfig
 from torchrl_rslstorage.trainers.distillation_stepper import DistillationStepper
+from torchrl_rslstorage.trainers.distributed import Ranks
 from torchrl_rslstorage.trainers.window_trainer import WindowTrainer, buffer_of, require_the_same_policy
 
 
@@ -40,6 +41,8 @@ class DistillationTrainer(WindowTrainer):
         save_interval: iterations between checkpoints.
         keep_last: checkpoints kept.
         progress_bar: show TorchRL's progress bar.
+        ranks: processes that learn together (`Ranks`), each with a collector and a trainer of its own;
+            ``total_frames`` are those of one of them.
 
     Raises:
         ValueError: the collector has no `RolloutBuffer` or acts with another student, or a number is out of
@@ -72,6 +75,7 @@ class DistillationTrainer(WindowTrainer):
         save_interval: int = 50,
         keep_last: int = 3,
         progress_bar: bool = True,
+        ranks: Ranks | None = None,
     ) -> None:
         config = DistillationConfig() if config is None else config
         buffer = buffer_of(collector)
@@ -88,7 +92,10 @@ class DistillationTrainer(WindowTrainer):
         self.policy = policy
         loss = DistillationLoss(policy.student, config.loss_type)
         stepper = DistillationStepper(
-            policy.student, learning_rate=config.learning_rate, max_grad_norm=config.max_grad_norm
+            policy.student,
+            learning_rate=config.learning_rate,
+            max_grad_norm=config.max_grad_norm,
+            ranks=ranks,
         )
         if buffer.storage.columns is None:
             buffer.storage.keep_only_starts(policy.state_keys)
@@ -109,6 +116,7 @@ class DistillationTrainer(WindowTrainer):
             save_interval=save_interval,
             keep_last=keep_last,
             progress_bar=progress_bar,
+            ranks=ranks,
         )
         self.register_op("setup", self._share_actions)
         self.register_op("post_steps", self._share_actions)

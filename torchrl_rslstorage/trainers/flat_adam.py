@@ -17,6 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.adam import adam
 
+from torchrl_rslstorage.trainers.distributed import Ranks
+
 _OPTIONS: dict[str, Any] = {
     "beta1": 0.9,
     "beta2": 0.999,
@@ -66,7 +68,9 @@ class FlatAdam:
         sizes = [p.numel() for p in order]
         edges = [0, *torch.tensor(sizes).cumsum(0).tolist()]
         self._flat = torch.cat([p.detach().reshape(-1) for p in order])
-        self._gradient = torch.zeros_like(self._flat)
+        # One place more than there are gradients, for a number that travels with them.
+        self._bucket = self._flat.new_zeros(len(self._flat) + 1)
+        self._gradient = self._bucket[:-1]
         self._spans = {p: slice(start, stop) for p, start, stop in zip(order, edges, edges[1:], strict=False)}
         self._gradients: list[tuple[nn.Parameter, Tensor]] = []
         for p, span in self._spans.items():
@@ -109,6 +113,20 @@ class FlatAdam:
                 "A network's parameters were replaced after its optimiser was made (by .to(), .double(), …): "
                 "move networks first, then build the stepper or trainer."
             )
+
+    def average_gradients(self, ranks: Ranks, number: Tensor | None = None) -> Tensor | None:
+        """Makes the gradients their mean over ranks, in one call; returns the mean of ``number``, too.
+
+        Args:
+            ranks: who learns together.
+            number: 0-dim, travels in the gradients' buffer.
+        """
+        if ranks.size == 1:
+            return number
+        if number is not None:
+            self._bucket[-1].copy_(number)
+        ranks.mean_(self._bucket)
+        return None if number is None else self._bucket[-1]
 
     def clip_grad_norm_(self, max_norm: float) -> None:
         """Scales each network's gradients so that their norm is at most ``max_norm``.

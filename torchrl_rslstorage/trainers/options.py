@@ -76,11 +76,11 @@ class RunOptions:
     task: Task = "pendulum"
     """"pendulum", "pendulum-hidden-velocity" or "point-mass" (embedded), or any Gymnasium id."""
     seed: int = 0
-    """Seeds networks, environments and mini-batches."""
+    """Seeds networks, environments and mini-batches; under torchrun process r has seed + r."""
     run_dir: Path | None = None
     """Folder of this run; by default runs/TASK-DATE-TIME."""
     num_envs: int | None = None
-    """Parallel environments (pendulum 256, Gymnasium 64)."""
+    """Parallel environments (pendulum 256, Gymnasium 64); under torchrun those of each process."""
     num_steps_per_env: int | None = None
     """Steps of one window (pendulum 24, Gymnasium 32)."""
     max_iterations: int | None = None
@@ -104,7 +104,7 @@ class RunOptions:
     std_type: StdType = "scalar"
     """Learn the standard deviation, or its logarithm."""
     device: str = "cpu"
-    """Where everything runs: cpu, cuda, cuda:1, …"""
+    """Where everything runs: cpu, cuda, cuda:1, …; under torchrun cpu, or cuda for a GPU each."""
     num_threads: int = 1
     """CPU threads of torch: for small networks one is fastest, and on a busy machine by far."""
     logger: Literal["csv", "tensorboard"] = "csv"

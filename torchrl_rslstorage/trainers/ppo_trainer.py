@@ -19,6 +19,7 @@ from torchrl_rslstorage.modules import RandomNetworkDistillation, RNNActor, RNNC
 from torchrl_rslstorage.objectives import RolloutGAE, RSLPPOLoss, Symmetry
 from torchrl_rslstorage.trainers.config import PPOConfig
 from torchrl_rslstorage.trainers.curiosity import Curiosity
+from torchrl_rslstorage.trainers.distributed import Ranks, alone_or
 from torchrl_rslstorage.trainers.stepper import KLAdaptiveStepper
 from torchrl_rslstorage.trainers.window_trainer import WindowTrainer, buffer_of, require_the_same_policy
 
@@ -47,6 +48,8 @@ class RSLPPOTrainer(WindowTrainer):
         symmetry: learn from mirrored copies, or by a mirror loss (`RSLPPOLoss`); logged as ``Loss/symmetry``.
         rnd: add intrinsic rewards, and train the network that they come from; logged as ``Loss/rnd`` and
             ``Rnd/…``. ``Train/mean_reward`` is the sum of both rewards then, as RSL-RL's is.
+        ranks: processes that learn together (`Ranks`), each with a collector and a trainer of its own;
+            ``total_frames`` are those of one of them.
 
     Raises:
         ValueError: the collector has no `RolloutBuffer`, a number is out of its range, or there are more
@@ -81,7 +84,9 @@ class RSLPPOTrainer(WindowTrainer):
         compile: bool = False,
         symmetry: Symmetry | None = None,
         rnd: RandomNetworkDistillation | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
+        ranks = alone_or(ranks)
         config = PPOConfig() if config is None else config
         buffer = buffer_of(collector)
         config.check()
@@ -99,6 +104,7 @@ class RSLPPOTrainer(WindowTrainer):
             critic_coeff=config.value_loss_coef,
             entropy_coeff=config.entropy_coef,
             normalize_advantage=config.normalize_advantage_per_mini_batch,
+            pool=ranks.pool,
             symmetry=symmetry,
         )
         stepper = KLAdaptiveStepper(
@@ -109,6 +115,7 @@ class RSLPPOTrainer(WindowTrainer):
             schedule=config.schedule,
             desired_kl=config.desired_kl,
             compile=compile and not loss.is_recurrent,
+            ranks=ranks,
         )
         if compile and loss.is_recurrent:
             warnings.warn(
@@ -123,13 +130,14 @@ class RSLPPOTrainer(WindowTrainer):
             critic,
             time_out=config.time_out,
             normalize=not config.normalize_advantage_per_mini_batch,
+            pool=ranks.pool,
             check_observations=True,
         )
         for network in (actor, critic):
             # Ours say which of their entries are states; without that they are columns like any other.
             if isinstance(network, RNNActor | RNNCritic) and buffer.storage.columns is None:
                 buffer.storage.keep_only_starts(network.state_keys)
-        self.curiosity = None if rnd is None else Curiosity.beside(collector, rnd, buffer.num_envs)
+        self.curiosity = None if rnd is None else Curiosity.beside(collector, rnd, buffer.num_envs, ranks)
         buffer.set_sampler(_sampler(config, buffer, loss, rnd))
         super().__init__(
             collector,
@@ -142,6 +150,7 @@ class RSLPPOTrainer(WindowTrainer):
             save_interval=save_interval,
             keep_last=keep_last,
             progress_bar=progress_bar,
+            ranks=ranks,
         )
 
     def _prepare(self) -> None:
@@ -164,6 +173,12 @@ class RSLPPOTrainer(WindowTrainer):
 
     def _learning(self) -> list[Any]:
         return [self.actor, self.critic, *([] if self.curiosity is None else [self.curiosity.rnd])]
+
+    def _shared(self) -> list[Any]:
+        return self._learning()
+
+    def _apart(self) -> list[str]:
+        return [*super()._apart(), "curiosity"]
 
     def _episode_metrics(self) -> dict[str, float]:
         metrics = super()._episode_metrics()

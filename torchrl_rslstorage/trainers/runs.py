@@ -30,7 +30,8 @@ from torchrl_rslstorage.trainers.building import (
 from torchrl_rslstorage.trainers.checkpoints import load_checkpoint, remove_leftovers
 from torchrl_rslstorage.trainers.distill_options import TEACHER_CONFIG, DistillOptions, options_of
 from torchrl_rslstorage.trainers.distill_run import build_distillation
-from torchrl_rslstorage.trainers.options import RunOptions, TrainOptions, check_seed
+from torchrl_rslstorage.trainers.distributed import Ranks
+from torchrl_rslstorage.trainers.options import Options, RunOptions, TrainOptions, check_seed
 from torchrl_rslstorage.trainers.playing import play
 from torchrl_rslstorage.trainers.ppo_trainer import RSLPPOTrainer
 from torchrl_rslstorage.trainers.run_folder import RunFolder, versions
@@ -41,7 +42,9 @@ Report = Callable[[str], None]
 
 
 def start_run(options: TrainOptions | DistillOptions, report: Report = print) -> dict[str, Any]:
-    """Trains in a new run folder; returns its summary.
+    """Trains in a new run folder; returns its summary, on other ranks than the first nothing.
+
+    Under ``torchrun`` every process trains with ``num_envs`` environments of its own (`Ranks`).
 
     Raises:
         RunFolderError: the folder cannot be used.
@@ -58,15 +61,18 @@ def start_run(options: TrainOptions | DistillOptions, report: Report = print) ->
     config = options.as_config()
     if isinstance(options, DistillOptions):
         config[TEACHER_CONFIG] = find_checkpoint(options.teacher)[0].config
-    with environment_of(options) as env:
+    with Ranks.join(options.device) as ranks, environment_of(options := _own(options, ranks)) as env:
         # Before the folder: what cannot be trained leaves none behind.
-        trainer = _build(folder, options, env, config)
-        folder = RunFolder.create(folder.path, config)
+        trainer = _build(folder, options, env, config, ranks)
+        if ranks.is_first:
+            folder = RunFolder.create(folder.path, config)
         return _train(folder, options, trainer, report)
 
 
 def resume_run(path: Path, max_iterations: int | None = None, report: Report = print) -> dict[str, Any]:
     """Goes on from a run's newest checkpoint, or from its start if it has none; returns the summary.
+
+    A run of several ranks goes on with as many.
 
     Args:
         path: the run's folder.
@@ -82,14 +88,15 @@ def resume_run(path: Path, max_iterations: int | None = None, report: Report = p
     if max_iterations is not None:
         options = dataclasses.replace(options, max_iterations=max_iterations).resolved()
     _require_extras(options)
-    with environment_of(options) as env:
-        trainer = _build(folder, options, env, folder.config)
+    with Ranks.join(options.device) as ranks, environment_of(options := _own(options, ranks)) as env:
+        trainer = _build(folder, options, env, folder.config, ranks)
         latest = trainer.latest_checkpoint
         if latest is not None:
             trainer.load_checkpoint(latest)
-        else:
+        elif ranks.is_first:
             report(f"{folder.path} has no checkpoint yet: starting over.")
-        remove_leftovers(folder.checkpoints)
+        if ranks.is_first:
+            remove_leftovers(folder.checkpoints)
         return _train(folder, options, trainer, report)
 
 
@@ -194,6 +201,11 @@ def _play(env: EnvBase, actor: GaussianActor, each: int, stochastic: bool) -> to
     return torch.cat(ended, 1)
 
 
+def _own(options: Options, ranks: Ranks) -> Options:
+    """The options as one rank has them: its own seed and device."""
+    return dataclasses.replace(options, seed=ranks.seed(options.seed), device=ranks.device)
+
+
 def _require_extras(options: RunOptions) -> None:
     """Everything that is needed at the end of a run, asked for before it begins."""
     require_extra("matplotlib.figure", "cli", feature="the learning curve")
@@ -202,7 +214,11 @@ def _require_extras(options: RunOptions) -> None:
 
 
 def _train(folder: RunFolder, options: RunOptions, trainer: WindowTrainer, report: Report) -> dict[str, Any]:
-    frames = trainer.collected_frames
+    if not trainer.ranks.is_first:
+        trainer.train()
+        _summary(trainer, options)
+        return {}
+    frames = trainer.frames
     begin = f"Resuming at {frames:,} frames:" if frames else "Training"
     report(f"{begin} {options.task} in {folder.path}.")
     folder.truncate_logs(frames)
@@ -223,11 +239,15 @@ def _train(folder: RunFolder, options: RunOptions, trainer: WindowTrainer, repor
 
 
 def _build(
-    folder: RunFolder, options: TrainOptions | DistillOptions, env: EnvBase, config: Mapping[str, Any]
+    folder: RunFolder,
+    options: TrainOptions | DistillOptions,
+    env: EnvBase,
+    config: Mapping[str, Any],
+    ranks: Ranks,
 ) -> WindowTrainer:
     assert options.num_envs and options.num_steps_per_env and options.max_iterations
     if isinstance(options, DistillOptions):
-        return build_distillation(folder, options, env, config)
+        return build_distillation(folder, options, env, config, ranks)
     seed_everything(options)
     actor, critic = actor_of(options, env), critic_of(options, env)
     buffer = RolloutBuffer(options.num_steps_per_env, options.num_envs, device=options.device)
@@ -240,6 +260,7 @@ def _build(
         "save_interval": options.save_interval,
         "progress_bar": options.progress_bar and sys.stderr.isatty(),
         "compile": options.compile,
+        "ranks": ranks,
     }
     if options.amp is not None:
         return build_amp(options, env, collector, actor, critic, **trainer_options)
@@ -261,7 +282,7 @@ class _Progress:
         if self._now() == self._tenth:
             return
         self._tenth = self._now()
-        frames, metrics = self._trainer.collected_frames, self._trainer.metrics
+        frames, metrics = self._trainer.frames, self._trainer.metrics
         mean, fps = metrics["Train/mean_reward"], metrics["Perf/total_fps"]
         self._report(f"{frames:>12,} frames   mean reward {mean:>10.1f}   {fps:>9,.0f} frames/s")
 
@@ -284,15 +305,16 @@ def _close(logger: Logger) -> None:
 
 
 def _summary(trainer: WindowTrainer, options: RunOptions) -> dict[str, Any]:
+    """What ``summary.json`` says of a run; its ranks make it together."""
     collector = trainer.collector
     assert isinstance(collector, RolloutCollector)
-    episodes = collector.statistics.summary()
+    episodes = trainer.ranks.mean_of(collector.statistics.summary()._asdict())
     return {
         "task": options.task,
-        "mean_return": episodes.mean_return,
-        "mean_length": episodes.mean_length,
-        "num_episodes": episodes.num_episodes,
-        "frames": trainer.collected_frames,
+        "mean_return": episodes["mean_return"],
+        "mean_length": episodes["mean_length"],
+        "num_episodes": round(episodes["num_episodes"] * trainer.ranks.size),
+        "frames": trainer.frames,
         "iterations": trainer.num_iterations,
         "wall_seconds": trainer.seconds,
         "seed": options.seed,

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torchrl.trainers import OptimizationStepper
 
 from torchrl_rslstorage.trainers.compiled_step import CompiledStep, loss_terms
+from torchrl_rslstorage.trainers.distributed import Ranks, alone_or
 from torchrl_rslstorage.trainers.flat_adam import FlatAdam
 from torchrl_rslstorage.trainers.learning_rate import adapted_learning_rate
 
@@ -35,6 +36,8 @@ class KLAdaptiveStepper(OptimizationStepper):
         compile: evaluate the loss and its gradient through ``torch.compile``. The first step takes long,
             and numbers differ by rounding. Where it is not possible a warning says so, once, and training
             goes on without it.
+        ranks: processes that learn together; gradients and the KL are their means, and they take equal
+            steps. They cannot be compiled.
 
     Raises:
         ValueError: an unknown schedule, a number that is not positive, or nothing to optimise.
@@ -62,6 +65,7 @@ class KLAdaptiveStepper(OptimizationStepper):
         schedule: Schedule = "adaptive",
         desired_kl: float = 0.01,
         compile: bool = False,
+        ranks: Ranks | None = None,
     ) -> None:
         if schedule not in get_args(Schedule):
             raise ValueError(f"`schedule` must be one of {get_args(Schedule)}, got {schedule!r}.")
@@ -81,7 +85,15 @@ class KLAdaptiveStepper(OptimizationStepper):
         device = next((p.device for network in networks for p in network), None)
         self.learning_rate = torch.tensor(learning_rate, dtype=torch.float64, device=device)
         self.optimizer = FlatAdam(networks, lr=self.learning_rate)
-        self._compile = compile
+        self.ranks = alone_or(ranks)
+        self._compile = compile and self.ranks.size == 1
+        if compile and not self._compile:
+            warnings.warn(
+                "torch.compile makes one graph of a step, in which ranks cannot meet: training goes on "
+                "without it.",
+                UserWarning,
+                stacklevel=2,
+            )
         self._compiled: CompiledStep | None = None
 
     def update(self, loss_module: Any, mini_batch: TensorDictBase) -> Tensor:
@@ -103,11 +115,12 @@ class KLAdaptiveStepper(OptimizationStepper):
             if metrics is not None:
                 return metrics
         terms = self._terms(loss_module, mini_batch)
-        if self.schedule == "adaptive":
-            kl = terms["kl"].detach()
-            self.learning_rate.copy_(adapted_learning_rate(self.learning_rate, kl, self.desired_kl))
         self.optimizer.zero_grad()
         torch.stack([value for name, value in terms.items() if name.startswith("loss_")]).sum().backward()
+        kl = terms["kl"].detach() if self.schedule == "adaptive" else None
+        kl = self.optimizer.average_gradients(self.ranks, kl)
+        if kl is not None:
+            self.learning_rate.copy_(adapted_learning_rate(self.learning_rate, kl, self.desired_kl))
         self.optimizer.clip_grad_norm_(self.max_grad_norm)
         self.optimizer.step()
         return torch.stack(list(terms.values())).detach()

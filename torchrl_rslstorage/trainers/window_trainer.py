@@ -28,7 +28,13 @@ from torchrl.record.loggers.common import Logger
 from torchrl_rslstorage._compat import TrainerBase
 from torchrl_rslstorage.collectors import RolloutCollector
 from torchrl_rslstorage.data import RolloutBuffer
-from torchrl_rslstorage.trainers.checkpoints import checkpoint_of, latest_checkpoint, load_checkpoint
+from torchrl_rslstorage.trainers.checkpoints import (
+    SavedState,
+    checkpoint_of,
+    latest_checkpoint,
+    load_checkpoint,
+)
+from torchrl_rslstorage.trainers.distributed import Ranks, alone_or, component_names
 
 
 class WindowTrainer(TrainerBase):
@@ -47,6 +53,7 @@ class WindowTrainer(TrainerBase):
         save_interval: iterations between checkpoints.
         keep_last: checkpoints kept.
         progress_bar: show TorchRL's progress bar.
+        ranks: processes that learn together. Rank 0 logs (means over ranks) and writes checkpoints.
 
     Raises:
         ValueError: the collector has no `RolloutBuffer`, or a number is out of its range.
@@ -65,12 +72,16 @@ class WindowTrainer(TrainerBase):
         save_interval: int,
         keep_last: int,
         progress_bar: bool,
+        ranks: Ranks | None = None,
     ) -> None:
+        self.ranks = alone_or(ranks)
         buffer = buffer_of(collector)
         for name, number in (("save_interval", save_interval), ("total_frames", total_frames)):
             if number < 1:
                 raise ValueError(f"`{name}` must be at least 1, got {number}.")
         loggers = [] if logger is None else [logger] if isinstance(logger, Logger) else list(logger)
+        if not self.ranks.is_first:
+            loggers, progress_bar = [], False
         self.loggers = loggers
         buffer.set_rng(buffer.generator)
         super().__init__(
@@ -122,6 +133,14 @@ class WindowTrainer(TrainerBase):
         """The networks whose normalisers take in the window after the update."""
         return self._networks().values()
 
+    def _shared(self) -> list[Any]:
+        """The modules that all ranks have the same of."""
+        return list(self._networks().values())
+
+    def _apart(self) -> list[str]:
+        """The components of a checkpoint that every rank has its own of."""
+        return ["collector", "replay_buffer", "rng"]
+
     def _fetch_metrics(self, window: TensorDictBase) -> dict[str, float]:
         """What is logged in one iteration beside episodes and times, fetched from the device at once."""
         raise NotImplementedError
@@ -132,8 +151,31 @@ class WindowTrainer(TrainerBase):
         """Runs until ``total_frames`` are collected; returns at once if they are already."""
         if self.collected_frames >= self.total_frames:
             return
+        self._meet()
         self._clock = time.perf_counter()
         super().train()
+
+    @property
+    def frames(self) -> int:
+        """Transitions collected so far, by all ranks."""
+        return self.collected_frames * self.ranks.size
+
+    def _meet(self) -> None:
+        """Makes sure that ranks take equal steps from equal parameters."""
+        self.ranks.require_same(
+            {
+                "num_parameters": sum(p.numel() for module in self._shared() for p in module.parameters()),
+                "num_steps": self.buffer.num_steps,
+                "num_envs": self.buffer.num_envs,
+                "total_frames": self.total_frames,
+                "collected_frames": self.collected_frames,
+                "optim_steps_per_batch": self.optim_steps_per_batch,
+                "save_interval": self.save_interval,
+                "checkpoint_dir": self._checkpoint_rotation and str(self._checkpoint_rotation.directory),
+            }
+        )
+        for module in self._shared():
+            self.ranks.share(module)
 
     def _begin_update(self) -> None:
         self._collect_seconds = self._lap()
@@ -154,11 +196,12 @@ class WindowTrainer(TrainerBase):
             if update is not None:
                 update(window)
         self.num_iterations += 1
-        self.metrics = {**self._fetch_metrics(window), **self._episode_metrics()}
-        self.metrics |= self._times(window.numel())
+        metrics = {**self._fetch_metrics(window), **self._episode_metrics()}
+        metrics |= self._times(window.numel() * self.ranks.size)
+        self.metrics = self.ranks.mean_of(metrics)
         for logger in self.loggers:
             for name, value in self.metrics.items():
-                logger.log_scalar(name, value, step=self.collected_frames)
+                logger.log_scalar(name, value, step=self.frames)
         shown = "Train/mean_reward" if "Train/mean_reward" in self.metrics else "Train/mean_step_reward"
         self._show_progress(**{shown.removeprefix("Train/"): self.metrics[shown]})
         self.buffer.empty(empty_write_count=False)
@@ -208,17 +251,38 @@ class WindowTrainer(TrainerBase):
         if self._checkpoint_rotation is None:
             return
         if force_save or self.num_iterations % self.save_interval == 0:
-            checkpoint = checkpoint_of(self.checkpoint_components())
-            self._checkpoint_rotation.save(checkpoint, step=self.collected_frames)
+            components = self.checkpoint_components()
+            components |= self._of_other_ranks(components)
+            if self.ranks.is_first:
+                self._checkpoint_rotation.save(checkpoint_of(components), step=self.frames)
+            self.ranks.wait()  # the checkpoint is there for all of them
+
+    def _of_other_ranks(self, components: Mapping[str, Any]) -> dict[str, Any]:
+        """On rank 0, what the others have of their own; nothing on the others, or alone."""
+        if self.ranks.size == 1:
+            return {}
+        apart = [name for name in components if name in self._apart()]
+        everybody = self.ranks.gather({name: components[name].state_dict() for name in apart})
+        return {
+            called: SavedState(everybody[rank][name])
+            for rank in range(1, len(everybody))
+            for name, called in component_names(apart, apart, rank).items()
+        }
 
     def load_checkpoint(self, path: str | Path) -> None:
         """Restores a checkpoint that `save_trainer` wrote; tensors only, no code is run.
 
+        Every rank takes the shared parts and what was its own; they need one folder to read from.
+
         Raises:
-            CheckpointError: it is broken, or comes from other networks or another kind of run; the message
-                says which part did not fit.
+            CheckpointError: it is broken, or comes from other networks, another kind of run or another
+                number of ranks; the message says which part did not fit.
         """
-        load_checkpoint(path, self.checkpoint_components())
+        components = self.checkpoint_components()
+        if self.ranks.size > 1:  # before parts are missed that another number of ranks did not write
+            load_checkpoint(path, {"trainer": components["trainer"]})
+        called = component_names(components, self._apart(), self.ranks.rank)
+        load_checkpoint(path, {called[name]: component for name, component in components.items()})
 
     @property
     def latest_checkpoint(self) -> Path | None:
@@ -290,10 +354,16 @@ class _Counters:
             "collected_frames": trainer.collected_frames,
             "num_iterations": trainer.num_iterations,
             "optim_count": trainer.optim_count,
+            "num_ranks": trainer.ranks.size,
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        trainer = self._trainer
+        trainer, num_ranks = self._trainer, state_dict.get("num_ranks", 1)
+        if num_ranks != trainer.ranks.size:
+            raise ValueError(
+                f"it was written by {num_ranks} rank(s), each with environments of its own, and this run has "
+                f"{trainer.ranks.size}: resume it with as many (torchrun --nproc-per-node {num_ranks})"
+            )
         trainer.seconds = state_dict["seconds"]
         trainer.collected_frames = state_dict["collected_frames"]
         trainer.num_iterations = state_dict["num_iterations"]
