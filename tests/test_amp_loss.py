@@ -184,7 +184,7 @@ def test_a_loss_is_refused_with_a_reason():
     net = discriminator()
     with pytest.raises(ValueError, match=r"'lsgan', 'bce', 'wgan'.*got 'gan'"):
         AMPLoss(net, objective="gan")  # pyright: ignore[reportArgumentType]
-    with pytest.raises(ValueError, match="`logit_coeff` must be at least 0, got -1"):
+    with pytest.raises(ValueError, match="`logit_coeff` must be at least 0, and finite, got -1"):
         AMPLoss(net, logit_coeff=-1.0)
     with pytest.raises(KeyError, match="'policy' and 'demonstration'; it found 'policy'"):
         AMPLoss(net)(TensorDict({"policy": pairs(4)}))
@@ -261,3 +261,14 @@ def test_a_style_reward_is_refused_with_a_reason():
         StyleReward(discriminator(), dt=0.0)
     with pytest.raises(ValueError, match="`scale` must be at least 0"):
         StyleReward(discriminator(), scale=-1.0)
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), -1.0])
+def test_numbers_that_would_make_every_loss_or_reward_nan_are_refused(value):
+    discriminator = AMPDiscriminator(["x"], 2, hidden_dims=(4,))
+    for name in ("gradient_penalty_coeff", "logit_coeff", "weight_coeff"):
+        with pytest.raises(ValueError, match=f"`{name}` must be at least 0, and finite"):
+            AMPLoss(discriminator, **{name: value})
+    for name in ("scale", "dt"):
+        with pytest.raises(ValueError, match=rf"`{name}` must be .*, and finite"):
+            StyleReward(discriminator, **{name: value})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from oracles import tensors
 from tensordict import TensorDict
 from tiny import Simulator, equal, parameters, policy_of
+from torchrl.data import Unbounded
 
 from torchrl_rslstorage import (
     AMPConfig,
@@ -59,9 +61,8 @@ def make_trainer(env=None, *, demonstrations=None, iterations=3, seed=0, amp=Non
         dt=0.05,
         amp=amp or AMPConfig(history_length=8),
         total_frames=iterations * 4 * num_envs,
-        config=PPOConfig(num_learning_epochs=2, num_mini_batches=2),
         progress_bar=False,
-        **options,
+        **{"config": PPOConfig(num_learning_epochs=2, num_mini_batches=2), **options},
     )
     return trainer
 
@@ -153,6 +154,24 @@ def test_where_an_environment_shows_no_final_observation_the_pair_is_left_out_an
     assert torch.equal(pairs["next", "observation"][:, 0], pairs["observation"][:, 0] + 1)
     for reward, done in rewards:
         assert bool(done.any()) and bool((reward[done] == 0).all()) and bool(reward.isfinite().all())
+
+
+@pytest.mark.filterwarnings("ignore:.*have no final observation")
+def test_fewer_whole_pairs_than_mini_batches_are_shown_several_times():
+    config = PPOConfig(num_learning_epochs=2, num_mini_batches=6)
+    trainer = make_trainer(Blind([1, 1, 5]), demonstrations=noise, iterations=1, config=config)
+    shown, taught = [], trainer._teach
+    trainer._teach = lambda policy, demonstration: (shown.append(len(policy)), taught(policy, demonstration))
+    with pytest.warns(UserWarning, match="holds 4 cells and 6 are asked for"):
+        trainer.train()
+    assert shown == [1] * 12
+
+
+@pytest.mark.filterwarnings("ignore:.*have no final observation")
+def test_a_window_without_a_single_whole_pair_is_refused_with_the_reason():
+    trainer = make_trainer(Blind([1, 1]), demonstrations=noise)
+    with pytest.raises(RuntimeError, match=r"is it known which state followed.*no final observation"):
+        trainer.train()
 
 
 def test_each_mini_batch_of_ppo_has_one_of_either_side_and_every_cell_of_the_first_window_is_seen():
@@ -259,6 +278,63 @@ def test_demonstrations_that_do_not_fit_are_named():
         make_trainer(demonstrations=lambda num: wide).train()
 
 
+def test_hyper_parameters_that_make_every_number_nan_are_refused():
+    for name in ("discriminator_learning_rate", "gradient_penalty_coef", "style_reward_scale"):
+        with pytest.raises(ValueError, match=f"`{name}` must be .*, got inf"):
+            make_trainer(amp=AMPConfig(**{name: float("inf")}))
+    make_trainer(amp=AMPConfig(discriminator_max_grad_norm=float("inf")))  # a bound that is switched off
+
+
+def test_demonstrations_are_told_apart_from_the_environment_where_they_are_wrong():
+    def faulty(num):
+        pairs = circles(num)
+        pairs["next", "observation"][0, 0] = torch.nan
+        return pairs
+
+    for demonstrations, error, message in (
+        (faulty, ValueError, r"demonstrations hold values that are not finite: \('next', 'observation'\)\."),
+        (lambda num: circles(num + 1), ValueError, r"asked for 24 pairs and returned \(25,\)"),
+        (lambda num: circles(num).to_dict(), TypeError, "returned a dict, expected a TensorDict of 24 pairs"),
+        (
+            lambda num: circles(num).exclude("observation"),
+            KeyError,
+            "demonstrations lack 'observation'",
+        ),
+    ):
+        with pytest.raises(error, match=message):
+            make_trainer(demonstrations=demonstrations).train()
+    with pytest.raises(TypeError, match="`demonstrations` is a MotionDataset, expected a function"):
+        make_trainer(demonstrations=MotionDataset(circle_motion()))
+
+
+def test_demonstrations_may_be_doubles_or_laid_out_as_a_window():
+    def run(demonstrations):
+        trainer = make_trainer(demonstrations=demonstrations)
+        trainer.train()
+        return parameters(trainer.actor, trainer.discriminator)
+
+    expected = run(circles)
+    assert equal(run(lambda num: circles(num).double()), expected)
+    assert equal(run(lambda num: circles(num).reshape(4, 6)), expected)
+
+
+class Scored(Simulator):
+    """Rewards that are integers."""
+
+    def __init__(self, lengths):
+        super().__init__(lengths)
+        self.reward_spec = Unbounded((*self.batch_size, 1), dtype=torch.int64)
+
+    def _step(self, tensordict):
+        stepped = super()._step(tensordict)
+        return stepped.set("reward", stepped["reward"].long())
+
+
+def test_rewards_that_no_style_can_be_mixed_into_are_refused():
+    with pytest.raises(ValueError, match="rewards are int64, into which no style reward can be mixed"):
+        make_trainer(Scored([3, 2]), demonstrations=noise).train()
+
+
 def test_a_buffer_in_use_is_refused():
     env = PointMassEnv(6, seed=0)
     policy = policy_of(env)
@@ -362,13 +438,26 @@ def test_a_motion_that_does_not_fit_the_task_leaves_no_run_behind(tmp_path):
 
 
 def test_a_task_brings_what_was_left_out_of_the_style_and_nothing_else():
-    options = TrainOptions("point-mass", style=StyleOptions(discriminator_learning_rate=1e-2)).resolved()
+    style = StyleOptions(discriminator_learning_rate=1e-2)
+    options = TrainOptions("point-mass", amp="circle", style=style).resolved()
     assert (options.style.gradient_penalty_coef, options.style.discriminator_learning_rate) == (0.2, 1e-2)
     assert TrainOptions("pendulum").resolved().style.gradient_penalty_coef == 10.0
-    critic = TrainOptions("point-mass", style=StyleOptions(objective="wgan")).resolved()
+    critic = TrainOptions("point-mass", amp="circle", style=StyleOptions(objective="wgan")).resolved()
     assert critic.style.gradient_penalty_coef == 10.0
     with pytest.raises(ValueError, match="`gradient_penalty_coef` must be zero or more, got -2"):
         TrainOptions("point-mass", style=StyleOptions(gradient_penalty_coef=-2)).resolved()
+
+
+def test_a_style_without_a_motion_is_refused_instead_of_ignored(tmp_path):
+    style = StyleOptions(objective="wgan", gradient_penalty_coef=5.0)
+    with pytest.raises(ValueError, match=r"no motion .* `objective`, `gradient_penalty_coef` would"):
+        start_run(small(tmp_path, amp=None, style=style), quiet)
+    assert not (tmp_path / "run").exists()
+    # What a run without a motion wrote can be read again: it holds the task's own style.
+    options = TrainOptions("point-mass").resolved()
+    assert TrainOptions.from_config(options.as_config(), tmp_path) == dataclasses.replace(
+        options, run_dir=tmp_path
+    )
 
 
 @pytest.mark.slow

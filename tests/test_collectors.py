@@ -111,9 +111,18 @@ def test_a_window_equals_what_torchrls_own_collector_stores(name, torchrl):
     assert_same(mine, stock, but=() if "transforms" in name else ("is_init",))
 
 
-def test_a_simulator_that_overwrites_all_it_handed_out_gives_the_rollout_of_its_copying_twin():
+@pytest.mark.parametrize(
+    "wrapped",
+    [
+        lambda env: env,
+        lambda env: TransformedEnv(env, Compose()),
+        lambda env: TransformedEnv(env, StepCounter()),
+    ],
+    ids=["bare", "no transform", "a transform"],
+)
+def test_a_simulator_that_overwrites_all_it_handed_out_gives_the_rollout_of_its_copying_twin(wrapped):
     torch.manual_seed(0)
-    twins = [Simulator([2, 3, 5, 4], in_place=in_place) for in_place in (True, False)]
+    twins = [wrapped(Simulator([2, 3, 5, 4], in_place=in_place)) for in_place in (True, False)]
     policy = policy_of(twins[0])
     found, statistics = [], []
     for env in twins:

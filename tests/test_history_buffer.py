@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import pytest
 import torch
 from hypothesis import settings
@@ -497,3 +500,58 @@ def test_an_empty_history_can_be_saved_and_loaded_over_a_full_one():
     assert buffer.lengths.tolist() == [0, 0]
     buffer.append(TensorDict({"x": torch.tensor([7, 8])}, [2]))
     assert buffer.history()["x"].tolist() == [[7, 7, 7], [8, 8, 8]]
+
+
+# -- copies --------------------------------------------------------------------------------------
+
+
+def pickled(buffer):
+    return pickle.loads(pickle.dumps(buffer))
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, pickled])
+@pytest.mark.parametrize("before", [0, 2, 5])
+def test_a_copy_goes_on_by_itself(copied, before):
+    buffer = appended(*range(before))
+    twin = copied(buffer)
+    assert twin.lengths.tolist() == buffer.lengths.tolist()
+    for history, number in ((buffer, 20), (twin, 50)):
+        for step in range(4):
+            history.append(TensorDict({"x": torch.tensor([number + step, 10 + number + step])}, [2]))
+        newest = [number + 1, number + 2, number + 3]
+        assert history.history()["x"].tolist() == [newest, [10 + x for x in newest]]
+        shown = torch.cat([batch["x"] for batch in history]).sort().values.tolist()
+        assert shown == history.history()["x"].flatten().sort().values.tolist()
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, pickled])
+def test_what_is_appended_to_a_copy_ends_its_update_alone(copied):
+    buffer = HistoryBuffer(3, 2, sampler=HistorySampler(2))
+    buffer.append(make_step(0, 2))
+    twin = copied(buffer)
+    mine, theirs = iter(buffer), iter(twin)
+    next(mine), next(theirs)
+    twin.append(make_step(1, 2))
+    assert len(list(mine)) == 1
+    with pytest.raises(RuntimeError, match="cut off"):
+        next(theirs)
+
+
+def test_environments_named_by_bytes_are_refused_since_they_may_mean_a_mask():
+    buffer = appended(0, 1)
+    with pytest.raises(ValueError, match=r"uint8, which may mean a mask or numbers: pass envs.bool\(\)"):
+        buffer.reset(torch.tensor([0, 1], dtype=torch.uint8))
+    assert buffer.lengths.tolist() == [2, 2]
+
+
+def test_any_age_is_clamped():
+    assert appended(0, 1).at_age(10**30)["x"].tolist() == [0, 10]
+
+
+def test_a_mask_that_is_no_tensor_is_refused():
+    buffer = appended(0)
+    step = TensorDict({"x": torch.tensor([1, 11])}, [2])
+    with pytest.raises(ValueError, match=r"`mask` is a list, expected a tensor of bool \(2,\)"):
+        buffer.append(step, [True, False])  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match=r"`mask` is a list, expected a tensor of bool \(2,\)"):
+        buffer.extend(step.unsqueeze(0), [True, False])  # pyright: ignore[reportArgumentType]

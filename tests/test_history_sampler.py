@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from oracles import Plan, filled, tensors
 from oracles_history import KEYS, Twin, check_epochs, make_step
 from torch import Tensor
+from torchrl.data.replay_buffers import RandomSampler
 
 from torchrl_rslstorage import (
     HistoryBuffer,
@@ -447,3 +448,28 @@ def test_less_than_two_buffers_and_the_same_twice_and_something_else_are_refused
 def test_a_buffer_that_cannot_be_read_says_so_at_the_first_mini_batch():
     with pytest.raises(RuntimeError, match="is empty: append a step"):
         next(zip_mini_batches(filled_history(), HistoryBuffer(2, 2)))
+
+
+# -- another sampler -----------------------------------------------------------------------------
+
+
+def test_another_sampler_ends_the_update_of_the_one_before_and_gets_the_generator():
+    buffer = HistoryBuffer(4, 2, sampler=HistorySampler(2))
+    buffer.extend(torch.stack([make_step(number, 2) for number in range(4)]))
+    generator = torch.Generator()
+    buffer.set_rng(generator)
+    running = iter(buffer)
+    next(running)
+    before = buffer.set_sampler(HistorySampler(4))
+    assert isinstance(before, HistorySampler) and before.num_mini_batches == 2
+    assert buffer.sampler.generator is generator
+    assert len(list(buffer)) == 4
+    with pytest.raises(RuntimeError, match="cut off"):  # its memory holds the other one's draw
+        next(running)
+
+
+def test_a_history_takes_no_sampler_that_does_not_know_it():
+    buffer = HistoryBuffer(4, 2)
+    with pytest.raises(TypeError, match="not by RandomSampler"):
+        buffer.set_sampler(RandomSampler())
+    assert isinstance(buffer.sampler, HistorySampler)

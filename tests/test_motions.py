@@ -769,3 +769,13 @@ def test_every_deepmimic_clip_of_one_rate_resampled_at_that_rate_is_its_file_to_
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
         resampled += 1
     assert resampled == 20
+
+
+def test_a_field_may_be_named_by_itself_and_integers_cannot_be_interpolated():
+    alone, listed = (
+        MotionDataset(random_clip(0, 5, 0)).pairs(3, 0.1, keys, generator=torch.Generator().manual_seed(0))
+        for keys in ("joint_pos", ["joint_pos"])
+    )
+    assert torch.equal(alone["observation"], listed["observation"])
+    with pytest.raises(ValueError, match="`dtype` is int64, in which nothing can be interpolated"):
+        MotionDataset(random_clip(0, 5, 0), dtype=torch.int64)

@@ -101,7 +101,7 @@ def test_the_circle_can_be_followed_with_the_forces_there_are():
 
 
 def test_a_motion_is_refused_with_a_reason():
-    with pytest.raises(ValueError, match="`fps` must be positive, got 0"):
+    with pytest.raises(ValueError, match="`fps` must be positive, and finite, got 0"):
         circle_motion(fps=0)
     with pytest.raises(ValueError, match="`num_cycles` must be at least 1"):
         circle_motion(num_cycles=0)
@@ -113,3 +113,11 @@ def test_make_env_knows_it_by_name():
     stepped = pushed(env, torch.zeros(4, 2), 1)
     assert env.state is not None and stepped["next", "observation"].shape == (4, 4)
     assert env.state.step_count.unique().item() == 1
+
+
+def test_numbers_that_make_no_motion_and_no_episode_are_refused():
+    for fps in (0.0, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="`fps` must be positive, and finite"):
+            circle_motion(fps=fps)
+    with pytest.raises(ValueError, match=r"`max_episode_steps` must be at least 1, a whole number, got 2\.5"):
+        PointMassEnv(2, max_episode_steps=2.5)  # pyright: ignore[reportArgumentType]

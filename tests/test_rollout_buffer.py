@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import multiprocessing
+import pickle
 from itertools import chain
 from pickle import UnpicklingError
 
@@ -34,7 +36,7 @@ from torchrl.data.replay_buffers import RandomSampler, SamplerWithoutReplacement
 from torchrl.envs import EnvBase, InitTracker, SerialEnv, StepCounter, Transform, TransformedEnv
 from torchrl.envs.libs.gym import GymEnv
 
-from torchrl_rslstorage import MiniBatchSampler, RolloutBuffer
+from torchrl_rslstorage import MiniBatchSampler, RolloutBuffer, TimeStepSampler, TrajectorySampler
 
 PLAN = Plan(4, 3, terminated=frozenset({(0, 1), (3, 0)}), truncated=frozenset({(1, 0), (1, 2), (3, 2)}))
 
@@ -460,6 +462,62 @@ def test_a_buffer_can_be_copied_deeply():
         assert torch.equal(mine, theirs)
     buffer.empty()
     assert twin.is_full
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda buffer: pickle.loads(pickle.dumps(buffer))])
+@pytest.mark.parametrize("sampler", [MiniBatchSampler(2), TrajectorySampler(2), TimeStepSampler()])
+@pytest.mark.parametrize("before", [0, 2, 4, 6])
+def test_a_copy_is_written_and_read_by_itself(copied, sampler, before):
+    buffer = RolloutBuffer(4, 3, sampler=copy.deepcopy(sampler), generator=torch.Generator().manual_seed(0))
+    rows = [*PLAN.rows(), *PLAN.rows(window=1)]
+
+    def write(into, some):
+        for row in some:
+            if into.is_full:
+                list(into)
+                into.empty()
+            into.add(row)
+
+    write(buffer, rows[:before])
+    twin = copied(buffer)
+    for each in (buffer, twin):
+        write(each, rows[before:])
+        check_window(each, PLAN, 1)
+        check_final_observations(each, PLAN, 1)
+    for mine, theirs in zip(buffer, twin, strict=True):
+        assert same_everywhere(mine, theirs)
+
+
+def same_everywhere(mine: TensorDictBase, theirs: TensorDictBase) -> bool:
+    a, b = tensors(mine), tensors(theirs)
+    return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+
+
+def test_a_copy_keeps_the_same_final_observations_and_states():
+    buffer = RolloutBuffer(4, 3, state_keys=["hidden"])
+    buffer.storage.keep_final_observations("done")
+    twin = copy.deepcopy(buffer)
+    for each in (buffer, twin):
+        for row in PLAN.rows():
+            each.add(row.set("hidden", torch.zeros(3, 1, 2)))
+    assert len(twin.final_observations.t) == len(buffer.final_observations.t) == 6
+    assert twin.storage.state_keys == ["hidden"]
+
+
+def test_a_window_is_not_sent_to_another_process_where_it_would_be_a_copy():
+    multiprocessing.context.set_spawning_popen(object())
+    try:
+        with pytest.raises(RuntimeError, match="cannot be shared between processes"):
+            pickle.dumps(filled(PLAN).storage)
+    finally:
+        multiprocessing.context.set_spawning_popen(None)
+
+
+def test_a_half_written_row_cannot_be_copied():
+    buffer = RolloutBuffer(2, 3)
+    buffer.writer.write_root(Plan(2, 3).rows()[0])
+    with pytest.raises(RuntimeError, match="Row 0 is half written: close it before the buffer is saved or"):
+        copy.deepcopy(buffer)
 
 
 @pytest.mark.parametrize("data", [{"a": torch.ones(3)}, torch.ones(3), None])

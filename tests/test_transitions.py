@@ -135,8 +135,16 @@ def test_pairs_are_refused_with_a_reason():
     buffer = filled(Plan(2, 2))
     with pytest.raises(KeyError, match=r"no entry 'amp' in this window. It holds 'observation'"):
         transition_pairs(buffer, ["amp"])
+    with pytest.raises(KeyError, match=r"no entry \('next', 'reward'\) in this window"):
+        transition_pairs(buffer, [("next", "reward")])
     with pytest.raises(ValueError, match="at least one entry"):
         transition_pairs(buffer, [])
     buffer.empty()
     with pytest.raises(RuntimeError, match="0 of 2 rows"):
         transition_pairs(buffer, ["observation"])
+
+
+def test_one_key_may_be_named_by_itself():
+    buffer = filled(Plan(2, 2))
+    alone, listed = (transition_pairs(buffer, keys) for keys in ("observation", ["observation"]))
+    assert torch.equal(alone["next", "observation"], listed["next", "observation"])

@@ -64,6 +64,7 @@ from torchrl_rslstorage.objectives import (
     style_reward,
 )
 from torchrl_rslstorage.rsl_rl import (
+    CircularBuffer,
     RolloutStorage,
     RSLCheckpoint,
     RSLRLPatch,
@@ -95,6 +96,7 @@ __all__ = [
     "AMPLoss",
     "AMPTrainer",
     "ActorCritic",
+    "CircularBuffer",
     "DiagonalGaussian",
     "DistillationConfig",
     "DistillationLoss",

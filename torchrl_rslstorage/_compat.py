@@ -33,6 +33,7 @@ __all__ = [
     "reset_after_step",
     "resets_after_step",
     "resets_natively",
+    "root_after_step",
 ]
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -67,8 +68,8 @@ def plain_entries(td: Any) -> dict[str, Any] | None:
 def resets_after_step(env: EnvBase) -> bool:
     """Whether ``step_and_maybe_reset`` is ``step``, ``step_mdp`` and ``maybe_reset``, with room in between.
 
-    TorchRL 0.14, envs/common.py: not where the environment has a method of its own or a compiled one,
-    where its simulator resets itself, or where a transform hooks in.
+    TorchRL 0.14, envs/common.py: not where the environment has a method of its own or a compiled one, or
+    where its simulator resets itself. Transforms may hook in between (`root_after_step`).
     """
     cls, own = type(env), vars(env)
     return (
@@ -76,7 +77,6 @@ def resets_after_step(env: EnvBase) -> bool:
         and cls._step_and_maybe_reset is EnvBase._step_and_maybe_reset
         and own.get("_compiled_step_and_maybe_reset") is None
         and not own.get("_torchrl_native_autoreset", False)
-        and env._post_step_mdp_hooks is None
     )
 
 
@@ -85,12 +85,17 @@ def resets_natively(env: EnvBase) -> bool:
     return bool(vars(env).get("_torchrl_native_autoreset", False))
 
 
-def reset_after_step(env: EnvBase, stepped: TensorDictBase) -> TensorDictBase:
-    """The second half of TorchRL 0.14's ``step_and_maybe_reset``: from a step to the root of the next one."""
+def root_after_step(env: EnvBase, stepped: TensorDictBase) -> tuple[TensorDictBase, TensorDictBase]:
+    """The middle of TorchRL 0.14's ``step_and_maybe_reset``: a step, and the root before any reset."""
     following = env.step_mdp(stepped)
     if env._post_step_mdp_hooks is not None:
-        _, following = env._post_step_mdp_hooks(stepped, following)
-    return env.maybe_reset(following)
+        stepped, following = env._post_step_mdp_hooks(stepped, following)
+    return stepped, following
+
+
+def reset_after_step(env: EnvBase, stepped: TensorDictBase) -> TensorDictBase:
+    """The second half of TorchRL 0.14's ``step_and_maybe_reset``: from a step to the root of the next one."""
+    return env.maybe_reset(root_after_step(env, stepped)[1])
 
 
 class ModuleBase(TensorDictModuleBase):
@@ -135,6 +140,24 @@ class Columns(LazyTensorStorage):
 
     def _changed(self) -> None:
         self._bump_mutation_revision()
+
+    def _made_of(self) -> dict[str, Any]:
+        """The constructor's arguments, by which a copy is made."""
+        raise NotImplementedError
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Tensors that are views of each other come apart where they are copied or pickled: writes would go
+        # into one memory and reads come out of another.
+        return {
+            "made_of": self._made_of(),
+            "written": self.state_dict(),
+            "buffers": self._attached_entities,
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        cast("Any", self).__init__(**state["made_of"])
+        self.load_state_dict(state["written"])
+        self._attached_entities_list = state["buffers"]
 
 
 class WriterBase(Writer):

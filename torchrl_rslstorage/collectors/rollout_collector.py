@@ -21,7 +21,7 @@ from torchrl.envs import (
     set_exploration_type,
 )
 
-from torchrl_rslstorage._compat import resets_after_step
+from torchrl_rslstorage._compat import resets_after_step, root_after_step
 from torchrl_rslstorage.collectors.statistics import EpisodeStatistics
 from torchrl_rslstorage.data import RolloutBuffer
 from torchrl_rslstorage.data.leaves import Key, canonical, leaves, nest
@@ -171,9 +171,9 @@ class RolloutCollector(BaseCollector):
     def _step_then_reset(self, carrier: TensorDictBase) -> TensorDictBase:
         """`_step` in two: what the step handed out is copied before a reset can overwrite it."""
         made = take_states(carrier, self._states)
-        stepped = self.env.step(carrier)
+        stepped, following = root_after_step(self.env, self.env.step(carrier))
         done = self._write_next(stepped, made)
-        return carry_on(made, done, self.env.maybe_reset(self.env.step_mdp(stepped)))
+        return carry_on(made, done, self.env.maybe_reset(following))
 
     def _write_next(self, stepped: TensorDictBase, made: Mapping[Key, Tensor]) -> Tensor:
         """Closes the row; returns done flags that no reset will overwrite."""

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
+from torchrl.data.replay_buffers import Sampler
 
 from torchrl_rslstorage.data.history_sampler import HistorySampler
 from torchrl_rslstorage.data.history_storage import HistoryStorage
@@ -30,7 +31,8 @@ class HistoryBuffer(UpdateBuffer):
     columns. Reads copy, and change nothing.
 
     An environment that was reset and not appended to since reads as zeros, and is never sampled. Reading
-    raises if nothing at all was appended since the buffer was made, emptied or wholly reset.
+    raises if nothing at all was appended since the buffer was made, emptied or wholly reset. Transforms act
+    on what is appended and on mini-batches; `at_age` and `history` show what is stored.
 
     State: empty, or holding steps. Every append or reset ends a running update of the sampler.
 
@@ -71,15 +73,10 @@ class HistoryBuffer(UpdateBuffer):
         sampler: HistorySampler | None = None,
         device: torch.device | str | None = None,
     ) -> None:
-        if sampler is not None and not isinstance(sampler, HistorySampler):
-            raise TypeError(
-                f"A history is sampled by a HistorySampler, not by {type(sampler).__name__}, which does not "
-                "know what each environment holds."
-            )
         super().__init__(
             storage=HistoryStorage(max_len, num_envs, device="cpu" if device is None else device),
             writer=HistoryWriter(),
-            sampler=HistorySampler() if sampler is None else sampler,
+            sampler=_for_histories(HistorySampler() if sampler is None else sampler),
             collate_fn=_as_it_is,
         )
 
@@ -114,6 +111,14 @@ class HistoryBuffer(UpdateBuffer):
     def num_pushes(self) -> Tensor:
         """``[N]`` int64: steps appended to each environment since its last reset, also those overwritten."""
         return self._storage.ring.num_pushes
+
+    def set_sampler(self, sampler: Sampler) -> Sampler:
+        """Reads by another sampler, which gets the buffer's generator; returns the one before.
+
+        Raises:
+            TypeError: it is not a `HistorySampler`.
+        """
+        return super().set_sampler(_for_histories(sampler))
 
     # -- writing ---------------------------------------------------------------------------------
 
@@ -201,7 +206,7 @@ class HistoryBuffer(UpdateBuffer):
             return age.to(device=self._storage.device, dtype=torch.int64).clamp(min=0)
         if isinstance(age, bool) or not isinstance(age, int) or age < 0:
             raise ValueError(f"`age` must be an integer of at least 0, the newest, got {age!r}.")
-        return age
+        return min(age, self.max_len)
 
     def history(self) -> TensorDict:
         """``[N, max_len]``, oldest to newest; what is missing shows the oldest step held.
@@ -213,6 +218,15 @@ class HistoryBuffer(UpdateBuffer):
             RuntimeError: nothing was appended.
         """
         return self._storage.history()
+
+
+def _for_histories(sampler: Sampler) -> HistorySampler:
+    if not isinstance(sampler, HistorySampler):
+        raise TypeError(
+            f"A history is sampled by a HistorySampler, not by {type(sampler).__name__}, which does not know "
+            "what each environment holds."
+        )
+    return sampler
 
 
 def _as_it_is(data: Any) -> Any:

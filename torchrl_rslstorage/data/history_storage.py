@@ -209,6 +209,9 @@ class HistoryStorage(Columns):
 
     # -- emptying and saving ---------------------------------------------------------------------
 
+    def _made_of(self) -> dict[str, Any]:
+        return {"max_len": self.max_len, "num_envs": self.num_envs, "device": self.device}
+
     def _empty(self) -> None:
         self.ring.reset()
 
@@ -233,7 +236,7 @@ class HistoryStorage(Columns):
         if theirs != (self.max_len, self.num_envs):
             raise ValueError(
                 f"The saved history is {theirs[0]} steps x {theirs[1]} environments, this one is "
-                f"{self.max_len} x {self.num_envs}."
+                f"{self.max_len} x {self.num_envs}: build it with the saved sizes."
             )
         saved: dict[Key, Tensor] = state_dict["columns"]
         if saved:

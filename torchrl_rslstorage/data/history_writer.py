@@ -137,10 +137,12 @@ class HistoryWriter(WriterBase):
 
     def _masks(self, mask: Tensor, num_steps: int) -> Sequence[Tensor]:
         envs = self.storage.num_envs
-        shape = (envs,) if mask.ndim == 1 else (num_steps, envs)
+        shape = (envs,) if getattr(mask, "ndim", 1) == 1 else (num_steps, envs)
         return self._checked_mask(mask, shape).expand(num_steps, envs).unbind(0)
 
     def _checked_mask(self, mask: Tensor, shape: tuple[int, ...]) -> Tensor:
+        if not isinstance(mask, Tensor):
+            raise ValueError(f"`mask` is a {type(mask).__name__}, expected a tensor of bool {shape}.")
         if mask.dtype is not torch.bool or mask.shape != shape:
             raise ValueError(
                 f"`mask` is {str(mask.dtype).removeprefix('torch.')} {tuple(mask.shape)}, expected bool "

@@ -163,6 +163,10 @@ def as_environments(envs: Sequence[int] | Tensor | int, num_envs: int, device: t
         return named.to(device)
     if named.numel() == 0:
         return torch.empty(0, dtype=torch.int64, device=device)
+    if named.dtype is torch.uint8:
+        raise ValueError(
+            "Environments came as uint8, which may mean a mask or numbers: pass envs.bool() or envs.long()."
+        )
     if named.is_floating_point() or named.is_complex() or named.ndim > 1:
         raise ValueError(
             f"Environments are named by a bool mask [N = {num_envs}] or by integers [K], got "

@@ -30,25 +30,25 @@ class StartStates:
     """
 
     def __init__(self, num_envs: int, device: torch.device, keys: Sequence[NestedKey]) -> None:
-        self._declared = [canonical(key) for key in keys]
+        self.declared = [canonical(key) for key in keys]
         self._table = CellTable(num_envs, device)
         self._open: Any = None
         self.layout: dict[Key, tuple[torch.Size, torch.dtype]] = {}
 
     def declare(self, keys: Sequence[NestedKey], *, too_late: bool) -> None:
         """Adds states; raises a RuntimeError if it is too late for one that is new."""
-        known = (*self._declared, *self.layout)
+        known = (*self.declared, *self.layout)
         new = [key for key in map(canonical, keys) if key not in known]
         if new and too_late:
             raise RuntimeError(
                 f"{show_all(new)} cannot become states any more: rows of this buffer have been written. Pass "
                 "RolloutBuffer(..., state_keys=...)."
             )
-        self._declared += new
+        self.declared += new
 
     def split(self, row: Mapping[Key, Tensor]) -> tuple[Mapping[Key, Tensor], Mapping[Key, Tensor]]:
         """``row`` without the declared states, and those; nothing is remembered."""
-        names = select(row, self._declared) if self._declared else []
+        names = select(row, self.declared) if self.declared else []
         states = {key: row[key] for key in names}
         return {key: value for key, value in row.items() if key not in states}, states
 
@@ -56,7 +56,7 @@ class StartStates:
         self, t: int, row: Mapping[Key, Tensor], *, first: bool
     ) -> tuple[Mapping[Key, Tensor], Mapping[Key, Tensor]]:
         """``row`` without the states, and those; refused if they are not those of the ``first`` row."""
-        if not self._declared:
+        if not self.declared:
             return row, {}
         if first:
             rest, states = self.split(row)
@@ -90,7 +90,7 @@ class StartStates:
         Raises:
             ValueError: the declared states are not those that were saved.
         """
-        mine = self._declared
+        mine = self.declared
         covered = all(any(_covers(key, name) for key in mine) for name in theirs)
         used = all(any(_covers(key, name) for name in theirs) for key in mine)
         if not (covered and used):

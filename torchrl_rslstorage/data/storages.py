@@ -13,6 +13,7 @@ advantages for raises a KeyError instead of showing the ones of the window befor
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from multiprocessing.context import get_spawning_popen
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
@@ -403,6 +404,22 @@ class RolloutTensorStorage(Columns):
         return self._workspace.gather(self.root_columns(), wanted).run(cells)
 
     # -- emptying and saving ---------------------------------------------------------------------
+
+    def _made_of(self) -> dict[str, Any]:
+        sizes = {"num_steps": self.num_steps, "num_envs": self.num_envs}
+        return {**sizes, "device": self.device, "state_keys": self._starts.declared}
+
+    def __getstate__(self) -> dict[str, Any]:
+        if get_spawning_popen() is not None:
+            raise RuntimeError(
+                "A rollout cannot be shared between processes: it would be a copy in each. Collect in the "
+                "workers, and extend the buffer by what they hand over in the process that learns."
+            )
+        return {**super().__getstate__(), "kept_flag": self._kept_flag}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._kept_flag = state["kept_flag"]
 
     def _empty(self) -> None:
         self.set_num_rows(0)

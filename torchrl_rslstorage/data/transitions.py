@@ -53,7 +53,7 @@ def transition_pairs(buffer: RolloutBuffer, keys: Sequence[NestedKey]) -> Tensor
         (torch.Size([8, 4, 3]), True)
     """
     window = buffer.window
-    names = [canonical(key) for key in keys]
+    names = [canonical(key) for key in ([keys] if isinstance(keys, str) else keys)]
     if not names:
         raise ValueError("`keys` must name at least one entry of the window.")
     columns = {name: _column(window, name) for name in names}
@@ -83,7 +83,7 @@ def transition_pairs(buffer: RolloutBuffer, keys: Sequence[NestedKey]) -> Tensor
 
 def _column(window: TensorDictBase, name: Key) -> Tensor:
     column = window.get(name, None)
-    if not isinstance(column, Tensor):
+    if not isinstance(column, Tensor) or name[0] == "next":
         here = [canonical(key) for key in window.keys(True, True)]
         raise KeyError(
             f"There is no entry {show(name)} in this window. It holds "

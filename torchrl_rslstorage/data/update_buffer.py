@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from tensordict import TensorDictBase
+from torchrl.data.replay_buffers import Sampler
 
 from torchrl_rslstorage._compat import ReplayBufferBase
 
@@ -19,6 +20,17 @@ class UpdateBuffer(ReplayBufferBase):
     def has_transform(self) -> bool:
         """Whether TorchRL transforms stand between the buffer and its readers and writers."""
         return self._has_transform()
+
+    def set_sampler(self, sampler: Sampler) -> Sampler:
+        """Reads by another sampler, which gets the buffer's generator; returns the one before.
+
+        An update that is running in the one before ends: both read through the same workspace.
+        """
+        before: Sampler = super().set_sampler(sampler)
+        before._empty()
+        if self.generator is not None:
+            sampler._rng = self.generator
+        return before
 
     def sample(self, batch_size: int | None = None, return_info: bool = False) -> Any:
         """The next mini-batch of the running update; begins a fresh update if none is running.

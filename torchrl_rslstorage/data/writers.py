@@ -194,9 +194,18 @@ class RolloutWriter(WriterBase):
         Raises:
             RuntimeError: a row is half written, which no checkpoint can hold.
         """
-        if self._half_open:
-            raise RuntimeError(f"Row {self._cursor} is half written: close it before saving.")
+        self._require_closed()
         return {"cursor": self._cursor, "write_count": self._write_count}
+
+    def __getstate__(self) -> Any:
+        self._require_closed()
+        return super().__getstate__()
+
+    def _require_closed(self) -> None:
+        if self._half_open:
+            raise RuntimeError(
+                f"Row {self._cursor} is half written: close it before the buffer is saved or copied."
+            )
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes back what `state_dict` gave."""

@@ -47,8 +47,10 @@ class EmbeddedEnv(BatchedEnv):
         init_at_random_ep_len: bool,
         device: torch.device | str,
     ) -> None:
-        if max_episode_steps < 1:
-            raise ValueError(f"`max_episode_steps` must be at least 1, got {max_episode_steps}.")
+        if not isinstance(max_episode_steps, int) or max_episode_steps < 1:
+            raise ValueError(
+                f"`max_episode_steps` must be at least 1, a whole number, got {max_episode_steps}."
+            )
         super().__init__(num_envs, device=device)
         self.max_episode_steps = max_episode_steps
         self.partial_first_episodes = init_at_random_ep_len

@@ -160,8 +160,8 @@ def circle_motion(*, fps: float = 50.0, num_cycles: int = 2) -> MotionClip:
         >>> circle_motion(fps=50).frames["joint_pos"].shape
         torch.Size([401, 2])
     """
-    if not fps > 0:
-        raise ValueError(f"`fps` must be positive, got {fps}.")
+    if not 0 < fps < math.inf:
+        raise ValueError(f"`fps` must be positive, and finite, got {fps}.")
     if num_cycles < 1:
         raise ValueError(f"`num_cycles` must be at least 1, got {num_cycles}.")
     frames = round(num_cycles * _PERIOD * fps) + 1

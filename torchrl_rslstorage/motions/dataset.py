@@ -19,7 +19,7 @@ from tensordict import TensorDict
 from tensordict.utils import NestedKey
 from torch import Tensor
 
-from torchrl_rslstorage.data.leaves import Key, canonical, leaves, nest, show, show_all
+from torchrl_rslstorage.data.leaves import Key, canonical, dtype_name, leaves, nest, show, show_all
 from torchrl_rslstorage.motions.clips import MotionClip, positive
 from torchrl_rslstorage.motions.quaternions import columns, put, slerp, take
 from torchrl_rslstorage.motions.readers import find_motions, read_motion
@@ -103,6 +103,8 @@ class MotionDataset:
         self.generator = generator
         self.device = self.clips[0].times.device if device is None else torch.device(device)
         self._dtype = torch.get_default_dtype() if dtype is None else dtype
+        if not self._dtype.is_floating_point:
+            raise ValueError(f"`dtype` is {dtype_name(self._dtype)}, in which nothing can be interpolated.")
         self._durations = [clip.duration for clip in self.clips]
 
         def on_device(numbers: Sequence[float], dtype: torch.dtype) -> Tensor:
@@ -226,7 +228,7 @@ class MotionDataset:
             >>> motions.pairs(8, 0.02, ["root_pos", "joint_pos"])["next", "observation"].shape
             torch.Size([8, 6])
         """
-        names = [canonical(key) for key in keys]
+        names = [canonical(key) for key in ([keys] if isinstance(keys, str) else keys)]
         unknown = [name for name in names if name not in self._fields]
         if unknown or not names:
             raise ValueError(

@@ -103,8 +103,8 @@ class AMPLoss(LossModule):
             "weight_coeff": weight_coeff,
         }
         for name, coeff in coefficients.items():
-            if not coeff >= 0:
-                raise ValueError(f"`{name}` must be at least 0, got {coeff}.")
+            if not 0 <= coeff < math.inf:
+                raise ValueError(f"`{name}` must be at least 0, and finite, got {coeff}.")
         super().__init__()
         self.discriminator = discriminator
         sides = [(side, *_parts(key)) for side in _SIDES for key in discriminator.in_keys]
@@ -270,10 +270,10 @@ class StyleReward(nn.Module):
     ) -> None:
         super().__init__()
         check_objective(objective)
-        if not scale >= 0:
-            raise ValueError(f"`scale` must be at least 0, got {scale}.")
-        if not dt > 0:
-            raise ValueError(f"`dt` must be positive, in seconds, got {dt}.")
+        if not 0 <= scale < math.inf:
+            raise ValueError(f"`scale` must be at least 0, and finite, got {scale}.")
+        if not 0 < dt < math.inf:
+            raise ValueError(f"`dt` must be positive, and finite, in seconds, got {dt}.")
         self._discriminator = (discriminator,)  # not a child: its weights are somebody else's to save
         self.objective: AMPObjective = objective
         self.scale = scale

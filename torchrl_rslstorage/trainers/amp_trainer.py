@@ -20,6 +20,7 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
 from torchrl_rslstorage.data import HistoryBuffer, HistorySampler, transition_pairs, zip_mini_batches
+from torchrl_rslstorage.data.leaves import canonical, dtype_name, leaves, show_all
 from torchrl_rslstorage.modules import AMPDiscriminator
 from torchrl_rslstorage.objectives import AMPLoss, StyleReward, lerp_rewards
 from torchrl_rslstorage.objectives.amp import total_loss
@@ -52,9 +53,12 @@ class AMPTrainer(RSLPPOTrainer):
         ppo_options: what `RSLPPOTrainer` takes beside, ``total_frames`` among them.
 
     Raises:
-        RuntimeError: rows of the collector's buffer have been written already.
-        ValueError: a number is out of its range.
+        RuntimeError: rows of the collector's buffer have been written already; or, in training, no step's
+            state after it is known.
+        ValueError: a number is out of its range; in training, demonstrations that are not finite or not as
+            many as were asked for, or rewards that are integers.
         KeyError: a demonstration or a window lacks an entry that the discriminator reads.
+        TypeError: ``demonstrations`` is no function, or does not return a TensorDict.
 
     Examples:
         >>> import torch
@@ -95,6 +99,11 @@ class AMPTrainer(RSLPPOTrainer):
     ) -> None:
         amp = AMPConfig() if amp is None else amp
         amp.check()
+        if not callable(demonstrations):
+            raise TypeError(
+                f"`demonstrations` is a {type(demonstrations).__name__}, expected a function that draws as "
+                "many pairs as it is told: lambda num: motions.pairs(num, dt=env.dt, keys=[...])."
+            )
         super().__init__(collector, actor, critic, **ppo_options)
         buffer = self.buffer
         buffer.storage.keep_final_observations("done")
@@ -139,29 +148,63 @@ class AMPTrainer(RSLPPOTrainer):
     @torch.no_grad()
     def _take_in_the_window(self) -> None:
         """Fills both histories, and lerps the style reward into the window's rewards."""
-        buffer, keys = self.buffer, self.discriminator.observation_keys
-        pairs = transition_pairs(buffer, keys)
+        buffer = self.buffer
+        reward = buffer.window.get(("next", "reward"))
+        if not reward.is_floating_point():
+            raise ValueError(
+                f"The rewards are {dtype_name(reward.dtype)}, into which no style reward can be mixed: cast "
+                "the environment's to a floating-point dtype."
+            )
+        pairs = transition_pairs(buffer, self.discriminator.observation_keys)
         style = self.style_reward(pairs)
         valid = pairs.get("valid")
-        whole = bool(valid.all())
-        pairs = self._demonstrated(pairs)
+        pairs = pairs.select(*self.discriminator.in_keys)
+        demonstrated = self._demonstrated(pairs)
+        shown = leaves(demonstrated)
+        whole, *finite = torch.stack(
+            [valid.all(), *(value.isfinite().all() for value in shown.values())]
+        ).tolist()
+        if not all(finite):
+            faulty = [key for key, is_finite in zip(shown, finite, strict=True) if not is_finite]
+            raise ValueError(f"The demonstrations hold values that are not finite: {show_all(faulty)}.")
         self.policy_history.extend(pairs, mask=None if whole else valid)
-        demonstrated = self._demonstrated(self.demonstrations(buffer.num_steps * buffer.num_envs))
-        demonstrated = demonstrated.to(pairs.device).reshape(pairs.batch_size)
         self.demonstration_history.extend(demonstrated)
         self._new = (pairs, demonstrated)
-        reward = buffer.window.get(("next", "reward"))
         self._rewards = torch.stack([style.mean(), reward.mean()])
         reward.copy_(lerp_rewards(style.to(reward.dtype), reward, self.amp.task_style_lerp))
 
     def _demonstrated(self, pairs: TensorDictBase) -> TensorDictBase:
-        """What the discriminator reads of ``pairs``, and nothing else."""
-        return pairs.select(*self.discriminator.in_keys)
+        """As many demonstrations as there are ``pairs`` in a window, on their device and in their dtypes."""
+        num, keys = pairs.numel(), self.discriminator.in_keys
+        drawn: Any = self.demonstrations(num)
+        if not isinstance(drawn, TensorDictBase):
+            raise TypeError(
+                f"`demonstrations` returned a {type(drawn).__name__}, expected a TensorDict of {num} pairs."
+            )
+        here = leaves(drawn)
+        missing = [key for key in map(canonical, keys) if key not in here]
+        if missing:
+            raise KeyError(
+                f"The demonstrations lack {show_all(missing)}, which the discriminator reads. They hold "
+                f"{show_all(here)}."
+            )
+        if drawn.numel() != num:
+            raise ValueError(
+                f"`demonstrations` was asked for {num} pairs and returned {tuple(drawn.batch_size)}."
+            )
+        drawn = drawn.select(*keys).to(pairs.device).reshape(pairs.batch_size)
+        return drawn.apply(lambda value, like: value.to(like.dtype), pairs)
 
     def _rollout_batches(self) -> Iterator[TensorDictBase]:
-        window = self.buffer.num_steps * self.buffer.num_envs
-        # The first windows hold fewer whole pairs than transitions.
-        self.policy_sampler.num_samples = min(window, len(self.policy_history))
+        window, held = self.buffer.num_steps * self.buffer.num_envs, len(self.policy_history)
+        if not held:
+            raise RuntimeError(
+                "After no step so far is it known which state followed, so there is nothing to show to the "
+                "discriminator: every one ended an episode or the window, and the environment gives no final "
+                "observation (there was none, or NaN). Have it give them, or collect longer windows."
+            )
+        # The first windows hold fewer whole pairs than transitions; no mini-batch is without one.
+        self.policy_sampler.num_samples = max(min(window, held), self.config.num_mini_batches)
         self.demonstration_sampler.num_samples = window
         self._sums = None
         triples = zip_mini_batches(

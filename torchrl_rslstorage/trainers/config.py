@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from torchrl_rslstorage.objectives.amp import AMPObjective, check_objective
 
@@ -90,15 +92,9 @@ class PPOConfig:
         positive = ("clip_param", "learning_rate", "max_grad_norm", "desired_kl")
         not_negative = ("value_loss_coef", "entropy_coef")
         fraction = ("gamma", "lam")
-        for names, valid, what in (
-            (at_least_one, lambda x: x >= 1, "at least 1"),
-            (positive, lambda x: x > 0, "positive"),
-            (not_negative, lambda x: x >= 0, "zero or more"),
-            (fraction, lambda x: 0 <= x <= 1, "between 0 and 1"),
-        ):
-            for name in names:
-                if not valid(getattr(self, name)):
-                    raise ValueError(f"`{name}` must be {what}, got {getattr(self, name)}.")
+        _check_ranges(
+            self, at_least_one=at_least_one, positive=positive, not_negative=not_negative, fraction=fraction
+        )
 
 
 @dataclass
@@ -150,12 +146,35 @@ class AMPConfig:
             "logit_regularization_coef",
             "weight_regularization_coef",
         )
-        for names, valid, what in (
-            (("history_length",), lambda x: x >= 1, "at least 1"),
-            (positive, lambda x: x > 0, "positive"),
-            (not_negative, lambda x: x >= 0, "zero or more"),
-            (("task_style_lerp",), lambda x: 0 <= x <= 1, "between 0 and 1"),
-        ):
-            for name in names:
-                if not valid(getattr(self, name)):
-                    raise ValueError(f"`{name}` must be {what}, got {getattr(self, name)}.")
+        _check_ranges(
+            self,
+            at_least_one=("history_length",),
+            positive=positive,
+            not_negative=not_negative,
+            fraction=("task_style_lerp",),
+        )
+
+
+_MAY_BE_INFINITE = ("clip_param", "desired_kl", "max_grad_norm", "discriminator_max_grad_norm")
+"""Bounds, which infinity switches off."""
+
+
+def _check_ranges(
+    config: Any,
+    *,
+    at_least_one: Sequence[str],
+    positive: Sequence[str],
+    not_negative: Sequence[str],
+    fraction: Sequence[str],
+) -> None:
+    """Raises a ValueError for the first field that is out of its range."""
+    for names, valid, what in (
+        (at_least_one, lambda x: x >= 1, "at least 1"),
+        (positive, lambda x: x > 0, "positive"),
+        (not_negative, lambda x: x >= 0, "zero or more"),
+        (fraction, lambda x: 0 <= x <= 1, "between 0 and 1"),
+    ):
+        for name in names:
+            value = getattr(config, name)
+            if not valid(value) or (math.isinf(value) and name not in _MAY_BE_INFINITE):
+                raise ValueError(f"`{name}` must be {what}, got {value}.")

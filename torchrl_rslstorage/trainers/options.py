@@ -178,6 +178,14 @@ class StyleOptions(AMPConfig):
             self, **{f.name: getattr(own, f.name) for f in fields(self) if getattr(self, f.name) is None}
         )
 
+    def differences(self, *others: StyleOptions) -> list[str]:
+        """The options whose values are those of none of the ``others``."""
+        return [
+            f.name
+            for f in fields(self)
+            if all(getattr(self, f.name) != getattr(other, f.name) for other in others)
+        ]
+
     def check(self) -> None:
         """Refuses what cannot be trained with.
 
@@ -255,9 +263,16 @@ class TrainOptions(RunOptions):
         """These options with the task's own values for what was left out.
 
         Raises:
-            ValueError: a number is out of its range.
+            ValueError: a number is out of its range, or a style is described and no motion named.
         """
         options = super().resolved()
+        if self.amp is None:
+            idle = self.style.differences(StyleOptions(), StyleOptions().of_task(self.task))
+            if idle:
+                raise ValueError(
+                    f"There is no motion to be learned, for which {', '.join(f'`{name}`' for name in idle)} "
+                    "would be: name one with --amp."
+                )
         return dataclasses.replace(options, style=options.style.of_task(self.task))
 
 
