@@ -5,6 +5,7 @@ That the numbers are RSL-RL's is in test_parity_extensions.py.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -138,6 +139,13 @@ def test_the_target_never_moves_and_what_was_seen_is_no_longer_new():
     [
         ({"weight_schedule": {"mode": "cosine"}}, r"mode out of \['constant', 'step', 'linear'\], got"),
         ({"weight_schedule": {}}, "needs a mode out of"),
+        ({"weight_schedule": "linear"}, "needs a mode out of"),
+        ({"weight": math.nan}, "`weight` must be finite from start to end, got nan"),
+        (
+            {"weight_schedule": {"mode": "step", "final_step": 3, "final_value": math.inf}},
+            "`weight` must be finite from start to end, got .* and inf",
+        ),
+        ({"learning_rate": math.inf}, "`learning_rate` must be positive"),
         (
             {"weight_schedule": {"mode": "step", "final_step": 3}},
             r"'step' takes \['final_step', 'final_value'\]",

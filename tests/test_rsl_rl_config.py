@@ -29,6 +29,7 @@ from torchrl_rslstorage import (
     RolloutCollector,
     RSLPPOTrainer,
     RSLRunnerConfig,
+    intrinsic_weight,
 )
 from torchrl_rslstorage.trainers.rsl_rl_sections import _ACTIVATIONS
 
@@ -284,6 +285,61 @@ def test_a_curiosity_without_sizes_or_with_an_unknown_activation_is_refused_by_n
             del changed["algorithm"]["rnd_cfg"][field]
         with pytest.raises(ValueError, match=message):
             RSLRunnerConfig.read(changed).extensions(PendulumEnv(4), step_dt=0.02)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("rnd_cfg.weight", "much", "must be a number"),
+        ("rnd_cfg.weight", None, "must be a number"),
+        ("rnd_cfg.weight", float("nan"), "must be a number"),
+        ("rnd_cfg.weight", float("inf"), "`weight` must be finite"),
+        ("rnd_cfg.learning_rate", None, "must be a number"),
+        ("rnd_cfg.learning_rate", "inf", "`learning_rate` must be positive"),
+        ("rnd_cfg.num_outputs", 2.5, "must be a whole number"),
+        ("rnd_cfg.predictor_hidden_dims", 8, "must be a list of widths"),
+        ("rnd_cfg.target_hidden_dims", [-2], "must be at least 1"),
+        ("rnd_cfg.activation", None, "must be text"),
+        ("rnd_cfg.state_normalization", "no", "must be true or false"),
+        ("rnd_cfg.reward_normalization", 1, "must be true or false"),
+        ("rnd_cfg.weight_schedule", "linear", "must be a section"),
+        ("rnd_cfg.weight_schedule", {"mode": "step", "final_step": "late"}, "must be a number"),
+        ("symmetry_cfg.use_data_augmentation", "no", "must be true or false"),
+        ("symmetry_cfg.use_mirror_loss", 1, "must be true or false"),
+        ("symmetry_cfg.mirror_loss_coeff", None, "must be a number"),
+        ("symmetry_cfg.mirror_loss_coeff", "inf", "`mirror_loss_coeff` must be zero or more"),
+        ("symmetry_cfg.data_augmentation_func", 3, "must be a function, or the name of one"),
+    ],
+)
+def test_fields_of_extensions_that_are_of_another_type_are_refused_by_name(field, value, message):
+    source = change(with_extensions(negated), f"algorithm.{field}", value)
+    with pytest.raises(ValueError, match=message) as caught:
+        RSLRunnerConfig.read(source).extensions(PendulumEnv(4), step_dt=0.02)
+    assert field.rpartition(".")[2] in str(caught.value)
+
+
+def test_numbers_that_yaml_reads_as_text_are_numbers_in_extensions_as_well():
+    schedule = {"mode": "linear", "initial_step": "1e1", "final_step": "2e1", "final_value": "0"}
+    source = with_extensions(negated)
+    for field, value in (
+        ("rnd_cfg.weight", "1e1"),
+        ("rnd_cfg.learning_rate", "1e-4"),
+        ("rnd_cfg.weight_schedule", schedule),
+        ("rnd_cfg.activation", "Swish"),
+        ("symmetry_cfg.mirror_loss_coeff", "5e-1"),
+    ):
+        source = change(source, f"algorithm.{field}", value)
+    made = RSLRunnerConfig.read(source).extensions(PendulumEnv(4), step_dt=0.02)
+    rnd = made["rnd"]
+    assert rnd.weight == pytest.approx(0.2) and rnd.learning_rate == 1e-4
+    assert intrinsic_weight(15, rnd.weight, rnd.weight_schedule) == pytest.approx(0.1)
+    assert made["symmetry"].mirror_loss_coeff == 0.5
+
+
+def test_a_number_that_is_none_is_refused_wherever_it_stands():
+    for field in ("actor.distribution_cfg.init_std", "clip_actions", "algorithm.max_grad_norm"):
+        with pytest.raises(ValueError, match=f"`{field}` is nan: it must be a number"):
+            RSLRunnerConfig.read(change(rough_5x("go1"), field, float("nan")))
 
 
 def test_where_there_is_no_distribution_the_fields_before_it_are_read():
