@@ -397,6 +397,45 @@ def test_a_step_of_wrong_shapes_is_refused(place, value, message):
         env.step(env.rand_action(root))
 
 
+@pytest.mark.parametrize(
+    ("later", "message"),
+    [
+        (lambda groups: groups.exclude("critic"), "'critic' is gone, but the simulator began with float32"),
+        (lambda groups: groups.double(), r"is float64 \(4, [34]\) by now, but .* float32 \(4, [34]\)"),
+        (lambda groups: groups.apply(lambda x: x[:, :2]), r"is float32 \(4, 2\) by now"),
+    ],
+)
+def test_observations_that_change_their_form_on_the_way_are_refused(later, message):
+    simulator = Walkers(LENGTHS)
+    env = VecEnvWrapper(simulator)
+    first = simulator.get_observations
+    simulator.get_observations = lambda: later(first())
+    with pytest.raises(ValueError, match=message):
+        env.rollout(2)
+
+
+@pytest.mark.parametrize("torchrl", [False, True], ids=["ours", "TorchRL's"])
+def test_a_simulator_that_writes_into_the_actions_does_not_change_those_of_the_window(torchrl):
+    class Scales(Walkers):
+        def step(self, actions):
+            return super().step(actions.mul_(0.0))
+
+    window, others = (
+        collected(simulator, torchrl=torchrl).window for simulator in (Scales(LENGTHS), Walkers(LENGTHS))
+    )
+    assert torch.equal(window["action"][0], others["action"][0])
+    assert (window["action"] != 0).all()
+
+
+def test_a_simulator_without_extras_is_one_without_time_outs():
+    class Silent(Walkers):
+        def step(self, actions):
+            return *super().step(actions)[:3], None
+
+    window = collected(Silent(LENGTHS)).window
+    assert not window["next", "truncated"].any() and window["next", "terminated"].any()
+
+
 def test_a_clip_that_is_not_positive_is_refused():
     with pytest.raises(ValueError, match="clip_actions"):
         VecEnvWrapper(Walkers(LENGTHS), clip_actions=0.0)
