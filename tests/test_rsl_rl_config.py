@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
+import datetime
 import functools
 import sys
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from oracles_objectives import Problem
@@ -527,9 +530,39 @@ def test_files_that_are_missing_broken_or_dangerous_are_refused(tmp_path):
             RSLRunnerConfig.read(tmp_path / "agent.yaml")
         assert "\n" not in str(caught.value)
     assert not harm.exists()
+    with pytest.raises(ValueError, match=rf"The config {tmp_path} cannot be read: Is a directory"):
+        RSLRunnerConfig.read(tmp_path)
     (tmp_path / "agent.yaml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ValueError, match="is not a YAML file"):
         RSLRunnerConfig.read(tmp_path / "agent.yaml")
+
+
+def test_a_config_that_holds_itself_is_refused(tmp_path):
+    pytest.importorskip("yaml", reason="PyYAML is missing")
+    (tmp_path / "agent.yaml").write_text("runner: &all\n  runner: *all\n")
+    with pytest.raises(ValueError, match="The config holds itself"):
+        RSLRunnerConfig.read(tmp_path / "agent.yaml")
+
+
+def test_values_that_are_no_section_are_refused_by_their_field(tmp_path):
+    with pytest.raises(ValueError, match=r"`seed` is datetime.date\(2001, 1, 1\): it must be a whole number"):
+        RSLRunnerConfig.read(change(rough_5x("go1"), "seed", datetime.date(2001, 1, 1)))
+
+
+def test_numbers_of_numpy_are_numbers():
+    source = change(rough_5x("go1"), "algorithm.learning_rate", np.float32(0.5))
+    source = change(source, "num_steps_per_env", np.int64(7))
+    config = RSLRunnerConfig.read(source)
+    assert config.ppo.learning_rate == 0.5 and type(config.ppo.learning_rate) is float
+    assert config.num_steps_per_env == 7 and type(config.num_steps_per_env) is int
+
+
+def test_a_config_class_with_slots_is_read_as_any_other():
+    @dataclasses.dataclass(slots=True)
+    class Algorithm:
+        gamma: float = 0.5
+
+    assert RSLRunnerConfig.read(change(rough_5x("go1"), "algorithm", Algorithm())).ppo.gamma == 0.5
 
 
 def test_without_pyyaml_a_file_asks_for_it(monkeypatch, tmp_path):
