@@ -114,6 +114,7 @@ def export_policy(actor: MLPActor | RNNActor, path: str | Path) -> Path:
     Raises:
         ValueError: another kind of actor, or another ending.
         ImportError: ONNX's packages are missing.
+        OSError: the file's folder is missing, or the file cannot be written.
 
     Examples:
         >>> import tempfile, torch

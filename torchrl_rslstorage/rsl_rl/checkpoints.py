@@ -132,6 +132,7 @@ def save_rsl_rl_checkpoint(
 
     Raises:
         ValueError: a network has tensors that RSL-RL's models have not, or the stepper is of other networks.
+        OSError: the file's folder is missing, or the file cannot be written.
 
     Examples:
         >>> import tempfile, torch

@@ -44,9 +44,7 @@ def plain_config(source: object) -> dict[str, Any]:
     try:
         return _section(source)
     except RecursionError as error:
-        raise ValueError(
-            "The config holds itself: one of its sections leads back to itself."
-        ) from error
+        raise ValueError("The config holds itself: one of its sections leads back to itself.") from error
 
 
 def _section(source: object) -> dict[str, Any]:
