@@ -132,6 +132,12 @@ def test_a_run_goes_on_in_rsl_rl(trained, tmp_path, capsys):
     assert torch.equal(model(observations), actor.get_dist(observations).mean)
 
 
+def test_an_export_for_rsl_rl_is_named_as_rsl_rl_names_it(trained, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert printed(capsys, "export", trained, "--rsl-rl")["output"] == "model_3.pt"
+    assert [file.name for file in tmp_path.iterdir()] == ["model_3.pt"]
+
+
 @pytest.mark.parametrize(
     ("args", "said"),
     [
