@@ -249,6 +249,16 @@ def test_a_checkpoint_without_curiosity_is_refused_by_a_trainer_with_it(tmp_path
         make_trainer(rnd=make_rnd()).load_checkpoint(trainer.latest_checkpoint)
 
 
+def test_a_checkpoint_with_curiosity_is_refused_by_a_trainer_without_it(tmp_path):
+    trainer = make_trainer(checkpoint_dir=tmp_path, rnd=make_rnd())
+    trainer.train()
+    plain = make_trainer()
+    before = [p.clone() for p in parameters(plain.actor, plain.critic)]
+    with pytest.raises(CheckpointError, match="holds 'curiosity', which nothing here corresponds to"):
+        plain.load_checkpoint(trainer.latest_checkpoint)
+    assert equal(before, parameters(plain.actor, plain.critic))
+
+
 @pytest.mark.parametrize("rnn_type", ["lstm", "gru"])
 def test_recurrent_policies_train_with_curiosity(rnn_type):
     env = short_episodes()

@@ -58,8 +58,13 @@ def checkpoint_of(components: Mapping[str, Any]) -> Checkpoint:
     return checkpoint
 
 
-def load_checkpoint(path: str | Path, components: Mapping[str, Any]) -> None:
+def load_checkpoint(path: str | Path, components: Mapping[str, Any], *, entire: bool = False) -> None:
     """Restores the named components from a checkpoint folder; others in it are left alone.
+
+    Args:
+        path: the folder.
+        components: what is restored.
+        entire: refuse a checkpoint that holds others, rather than leave them alone.
 
     Raises:
         CheckpointError: the folder is no checkpoint, is broken, or a component does not fit.
@@ -67,6 +72,12 @@ def load_checkpoint(path: str | Path, components: Mapping[str, Any]) -> None:
     if not _is_whole(Path(path)):
         raise CheckpointError(f"{path} is not a checkpoint of this package: it has no valid manifest.")
     try:
+        held = set(Checkpoint.manifest(path)["components"])
+        if entire and held > components.keys():
+            others = ", ".join(map(repr, sorted(held - components.keys())))
+            raise CheckpointError(
+                f"It holds {others}, which nothing here corresponds to: it comes from another kind of run."
+            )
         checkpoint_of(components).load(path, map_location="cpu")
     except CheckpointError as error:
         raise CheckpointError(f"{path} cannot be loaded. {str(error).rstrip('.')}.") from error

@@ -218,7 +218,7 @@ class WindowTrainer(TrainerBase):
             CheckpointError: it is broken, or comes from other networks or another kind of run; the message
                 says which part did not fit.
         """
-        load_checkpoint(path, self.checkpoint_components())
+        load_checkpoint(path, self.checkpoint_components(), entire=True)
 
     @property
     def latest_checkpoint(self) -> Path | None:
