@@ -618,6 +618,14 @@ def test_the_length_of_episodes_is_asked_of_the_environment_and_else_said_to_be_
         _ = TorchRLVecEnv(Simulator([3, 4])).max_episode_length
 
 
+def test_an_entry_to_log_that_no_step_brings_is_named_beside_those_that_are_there():
+    env = TorchRLVecEnv(PendulumEnv(2), log_keys=["speed"])
+    with pytest.raises(
+        KeyError, match=r"`log_keys` names 'speed', .* it has 'done', 'observation', 'reward'"
+    ):
+        env.step(torch.zeros(2, 1))
+
+
 def test_the_environment_below_is_seeded_and_closed():
     env = TorchRLVecEnv(PendulumEnv(2))
     env.seed(3)
