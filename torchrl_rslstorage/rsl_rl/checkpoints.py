@@ -307,7 +307,9 @@ def _moments(saved: Any, parameter: Tensor, theirs: str) -> dict[str, Tensor]:
     """
     if saved is None:  # it never had a gradient
         return {"step": torch.zeros(()), **dict.fromkeys(_MOMENTS, torch.zeros_like(parameter))}
-    moments = {name: saved.get(name) if isinstance(saved, Mapping) else None for name in _MOMENTS}
+    moments: dict[str, Any] = {
+        name: saved.get(name) if isinstance(saved, Mapping) else None for name in _MOMENTS
+    }
     for moment in moments.values():
         if isinstance(moment, Tensor) and moment.shape != parameter.shape:
             raise ValueError(
