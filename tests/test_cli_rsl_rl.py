@@ -132,11 +132,25 @@ def test_a_run_goes_on_in_rsl_rl(trained, tmp_path, capsys):
     assert torch.equal(model(observations), actor.get_dist(observations).mean)
 
 
+def test_an_export_for_rsl_rl_is_named_as_rsl_rl_names_it(trained, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert printed(capsys, "export", trained, "--rsl-rl")["output"] == "model_3.pt"
+    assert [file.name for file in tmp_path.iterdir()] == ["model_3.pt"]
+
+
 @pytest.mark.parametrize(
     ("args", "said"),
     [
         (["--output", "policy.tflite"], "A policy is exported to .onnx, .pt, .pt2, got 'policy.tflite'"),
-        (["--output", "no/such/folder/policy.pt2"], "No such file or directory"),
+        (
+            ["--output", "no/such/folder/policy.pt2"],
+            "no folder no/such/folder for policy.pt2: make it",
+        ),
+        (
+            ["--output", "no/such/folder/model.pt", "--rsl-rl"],
+            "no folder no/such/folder for model.pt",
+        ),
+        (["--output", ".", "--rsl-rl"], ". is a folder: name a file"),
     ],
 )
 def test_an_export_that_cannot_be_is_one_sentence(args, said, trained, capsys, tmp_path, monkeypatch):

@@ -5,6 +5,7 @@ That the numbers are RSL-RL's is in test_parity_extensions.py.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -138,6 +139,13 @@ def test_the_target_never_moves_and_what_was_seen_is_no_longer_new():
     [
         ({"weight_schedule": {"mode": "cosine"}}, r"mode out of \['constant', 'step', 'linear'\], got"),
         ({"weight_schedule": {}}, "needs a mode out of"),
+        ({"weight_schedule": "linear"}, "needs a mode out of"),
+        ({"weight": math.nan}, "`weight` must be finite from start to end, got nan"),
+        (
+            {"weight_schedule": {"mode": "step", "final_step": 3, "final_value": math.inf}},
+            "`weight` must be finite from start to end, got .* and inf",
+        ),
+        ({"learning_rate": math.inf}, "`learning_rate` must be positive"),
         (
             {"weight_schedule": {"mode": "step", "final_step": 3}},
             r"'step' takes \['final_step', 'final_value'\]",
@@ -239,6 +247,16 @@ def test_a_checkpoint_without_curiosity_is_refused_by_a_trainer_with_it(tmp_path
     trainer.train()
     with pytest.raises(CheckpointError, match="curiosity"):
         make_trainer(rnd=make_rnd()).load_checkpoint(trainer.latest_checkpoint)
+
+
+def test_a_checkpoint_with_curiosity_is_refused_by_a_trainer_without_it(tmp_path):
+    trainer = make_trainer(checkpoint_dir=tmp_path, rnd=make_rnd())
+    trainer.train()
+    plain = make_trainer()
+    before = [p.clone() for p in parameters(plain.actor, plain.critic)]
+    with pytest.raises(CheckpointError, match="holds 'curiosity', which nothing here corresponds to"):
+        plain.load_checkpoint(trainer.latest_checkpoint)
+    assert equal(before, parameters(plain.actor, plain.critic))
 
 
 @pytest.mark.parametrize("rnn_type", ["lstm", "gru"])

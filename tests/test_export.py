@@ -162,3 +162,13 @@ def test_what_cannot_be_exported_is_refused_in_a_sentence(tmp_path, monkeypatch)
     with pytest.raises(ImportError, match=r"pip install torchrl-rslstorage\[onnx\]"):
         export_policy(make_actor("mlp"), tmp_path / "policy.onnx")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_recurrent_policy_of_float64_is_refused_by_onnx_whose_runtime_has_none(tmp_path):
+    require(".onnx")
+    actor = RNNActor(["policy"], 3, 2, rnn_hidden_dim=4).double()
+    with pytest.raises(ValueError, match=r"no LSTM or GRU of float64: export .*float\(\), or write \.pt2"):
+        export_policy(actor, tmp_path / "policy.onnx")
+    assert not list(tmp_path.iterdir())
+    policy = torch.export.load(export_policy(actor, tmp_path / "policy.pt2")).module()
+    assert policy(*PolicyStep(actor).example(batch=3))[0].dtype is torch.float64

@@ -191,6 +191,8 @@ def test_in_keys_must_be_a_list_of_keys(in_keys):
         ({"activation": "swoosh"}, r"`activation` must be one of \['celu', 'elu', .*got 'swoosh'"),
         ({"std_type": "exp"}, r"`std_type` must be one of \('scalar', 'log'\), got 'exp'"),
         ({"init_std": 0.0}, r"`init_std` must be positive, got 0\.0"),
+        ({"init_std": float("nan")}, "`init_std` must be positive, got nan"),
+        ({"init_std": float("inf")}, "`init_std` must be positive, got inf"),
         ({"hidden_dims": ()}, r"`hidden_dims` must be positive widths, got \(\)"),
         ({"hidden_dims": (8, 0)}, r"`hidden_dims` must be positive widths, got \(8, 0\)"),
     ],

@@ -241,6 +241,7 @@ def test_there_is_a_readme_with_examples():
 def test_every_python_block_of_the_readme_runs(line, source, tmp_path):
     done = run_block(source, tmp_path, README_BLOCK_LIMIT_S)
     assert done.returncode == 0, f"README.md, block at line {line}:\n{done.stdout}{done.stderr}"
+    assert "nan" not in done.stdout.split(), f"README.md, block at line {line} prints {done.stdout}"
 
 
 def test_python_blocks_are_found_and_marked_ones_are_left_out():

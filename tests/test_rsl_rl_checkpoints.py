@@ -458,6 +458,39 @@ def test_a_critic_that_does_not_fit_leaves_the_actor_alone(tmp_path):
     assert torch.equal(before, actor.mlp[0].weight)
 
 
+@pytest.mark.parametrize("iteration", ["soon", None, torch.ones(2), -1, 1.5])
+def test_an_iteration_that_is_none_is_refused_and_nothing_is_loaded(iteration, tmp_path):
+    trained(PLAIN, tmp_path / "model.pt")
+    torch.save({**torch.load(tmp_path / "model.pt"), "iter": iteration}, tmp_path / "model.pt")
+    actor, critic = PLAIN.ours()
+    before = actor.mlp[0].weight.detach().clone()
+    with pytest.raises(CheckpointError, match=r"its 'iter' is .* and not the number of an iteration"):
+        load_rsl_rl_checkpoint(tmp_path / "model.pt", actor, critic)
+    assert torch.equal(before, actor.mlp[0].weight)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda x: x.long(),
+        lambda x: x.to(torch.complex64),
+        lambda x: x.to_sparse(),
+        lambda x: x.to("meta"),
+    ],
+    ids=["whole numbers", "complex", "sparse", "without data"],
+)
+def test_a_tensor_that_cannot_become_a_weight_is_refused_and_nothing_is_loaded(change, tmp_path):
+    trained(PLAIN, tmp_path / "model.pt")
+    file = torch.load(tmp_path / "model.pt")
+    file["critic_state_dict"]["mlp.2.bias"] = change(file["critic_state_dict"]["mlp.2.bias"])
+    torch.save(file, tmp_path / "model.pt")
+    actor, critic = PLAIN.ours()
+    before = actor.mlp[0].weight.detach().clone()
+    with pytest.raises(CheckpointError, match=r"its 'mlp.2.bias' is a tensor of .* holds float32"):
+        load_rsl_rl_checkpoint(tmp_path / "model.pt", actor, critic)
+    assert torch.equal(before, actor.mlp[0].weight)
+
+
 def other_group(**changes: Any) -> Any:
     return lambda saved: {**saved, "param_groups": [{**saved["param_groups"][0], **changes}]}
 
@@ -467,6 +500,10 @@ def flat_moments(saved: dict[str, Any]) -> dict[str, Any]:
     return {**saved, "state": state}
 
 
+def first_moments(change: Any) -> Any:
+    return lambda saved: {**saved, "state": {**saved["state"], 0: change(saved["state"][0])}}
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -474,6 +511,18 @@ def flat_moments(saved: dict[str, Any]) -> dict[str, Any]:
         (lambda saved: [], "is not that of an optimiser"),
         (other_group(params=[0]), "1 parameters in 1"),
         (other_group(weight_decay=0.01), "not Adam with torch's defaults .weight_decay is 0.01 and not 0."),
+        (other_group(lr=None), "learning rate is None and not a positive number"),
+        (other_group(lr=float("nan")), "learning rate is nan and not a positive number"),
+        (other_group(params=None), "is not that of an optimiser"),
+        (lambda saved: {**saved, "param_groups": "none"}, "is not that of an optimiser"),
+        (lambda saved: {**saved, "state": [1]}, "is not that of an optimiser"),
+        (first_moments(lambda m: 3), "moments of .* are not Adam's"),
+        (first_moments(lambda m: {**m, "step": None}), "moments of .* are not Adam's"),
+        (first_moments(lambda m: {**m, "step": torch.ones(2)}), "moments of .* are not Adam's"),
+        (first_moments(lambda m: {**m, "exp_avg": None}), "moments of .* are not Adam's"),
+        (first_moments(lambda m: {"step": 1, "exp_avg": m["exp_avg"]}), "moments of .* are not Adam's"),
+        (first_moments(lambda m: {**m, "exp_avg_sq": torch.ones(7)}), r"have shape \(7,\) and not"),
+        (first_moments(lambda m: {**m, "exp_avg_sq": m["exp_avg"].to("meta")}), "are not Adam's"),
         (flat_moments, r"moments of 'mlp.0.weight' have shape \(80,\) and not \(16, 5\)"),
     ],
 )

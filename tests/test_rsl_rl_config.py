@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
+import datetime
 import functools
 import sys
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from oracles_objectives import Problem
@@ -29,6 +32,7 @@ from torchrl_rslstorage import (
     RolloutCollector,
     RSLPPOTrainer,
     RSLRunnerConfig,
+    intrinsic_weight,
 )
 from torchrl_rslstorage.trainers.rsl_rl_sections import _ACTIVATIONS
 
@@ -286,6 +290,61 @@ def test_a_curiosity_without_sizes_or_with_an_unknown_activation_is_refused_by_n
             RSLRunnerConfig.read(changed).extensions(PendulumEnv(4), step_dt=0.02)
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("rnd_cfg.weight", "much", "must be a number"),
+        ("rnd_cfg.weight", None, "must be a number"),
+        ("rnd_cfg.weight", float("nan"), "must be a number"),
+        ("rnd_cfg.weight", float("inf"), "`weight` must be finite"),
+        ("rnd_cfg.learning_rate", None, "must be a number"),
+        ("rnd_cfg.learning_rate", "inf", "`learning_rate` must be positive"),
+        ("rnd_cfg.num_outputs", 2.5, "must be a whole number"),
+        ("rnd_cfg.predictor_hidden_dims", 8, "must be a list of widths"),
+        ("rnd_cfg.target_hidden_dims", [-2], "must be at least 1"),
+        ("rnd_cfg.activation", None, "must be text"),
+        ("rnd_cfg.state_normalization", "no", "must be true or false"),
+        ("rnd_cfg.reward_normalization", 1, "must be true or false"),
+        ("rnd_cfg.weight_schedule", "linear", "must be a section"),
+        ("rnd_cfg.weight_schedule", {"mode": "step", "final_step": "late"}, "must be a number"),
+        ("symmetry_cfg.use_data_augmentation", "no", "must be true or false"),
+        ("symmetry_cfg.use_mirror_loss", 1, "must be true or false"),
+        ("symmetry_cfg.mirror_loss_coeff", None, "must be a number"),
+        ("symmetry_cfg.mirror_loss_coeff", "inf", "`mirror_loss_coeff` must be zero or more"),
+        ("symmetry_cfg.data_augmentation_func", 3, "must be a function, or the name of one"),
+    ],
+)
+def test_fields_of_extensions_that_are_of_another_type_are_refused_by_name(field, value, message):
+    source = change(with_extensions(negated), f"algorithm.{field}", value)
+    with pytest.raises(ValueError, match=message) as caught:
+        RSLRunnerConfig.read(source).extensions(PendulumEnv(4), step_dt=0.02)
+    assert field.rpartition(".")[2] in str(caught.value)
+
+
+def test_numbers_that_yaml_reads_as_text_are_numbers_in_extensions_as_well():
+    schedule = {"mode": "linear", "initial_step": "1e1", "final_step": "2e1", "final_value": "0"}
+    source = with_extensions(negated)
+    for field, value in (
+        ("rnd_cfg.weight", "1e1"),
+        ("rnd_cfg.learning_rate", "1e-4"),
+        ("rnd_cfg.weight_schedule", schedule),
+        ("rnd_cfg.activation", "Swish"),
+        ("symmetry_cfg.mirror_loss_coeff", "5e-1"),
+    ):
+        source = change(source, f"algorithm.{field}", value)
+    made = RSLRunnerConfig.read(source).extensions(PendulumEnv(4), step_dt=0.02)
+    rnd = made["rnd"]
+    assert rnd.weight == pytest.approx(0.2) and rnd.learning_rate == 1e-4
+    assert intrinsic_weight(15, rnd.weight, rnd.weight_schedule) == pytest.approx(0.1)
+    assert made["symmetry"].mirror_loss_coeff == 0.5
+
+
+def test_a_number_that_is_none_is_refused_wherever_it_stands():
+    for field in ("actor.distribution_cfg.init_std", "clip_actions", "algorithm.max_grad_norm"):
+        with pytest.raises(ValueError, match=f"`{field}` is nan: it must be a number"):
+            RSLRunnerConfig.read(change(rough_5x("go1"), field, float("nan")))
+
+
 def test_where_there_is_no_distribution_the_fields_before_it_are_read():
     source = change(LAYOUTS["4.x"]("go1"), "actor.distribution_cfg", None)
     config = RSLRunnerConfig.read(change(source, "actor.init_noise_std", 0.3))
@@ -471,9 +530,39 @@ def test_files_that_are_missing_broken_or_dangerous_are_refused(tmp_path):
             RSLRunnerConfig.read(tmp_path / "agent.yaml")
         assert "\n" not in str(caught.value)
     assert not harm.exists()
+    with pytest.raises(ValueError, match=rf"The config {tmp_path} cannot be read: Is a directory"):
+        RSLRunnerConfig.read(tmp_path)
     (tmp_path / "agent.yaml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ValueError, match="is not a YAML file"):
         RSLRunnerConfig.read(tmp_path / "agent.yaml")
+
+
+def test_a_config_that_holds_itself_is_refused(tmp_path):
+    pytest.importorskip("yaml", reason="PyYAML is missing")
+    (tmp_path / "agent.yaml").write_text("runner: &all\n  runner: *all\n")
+    with pytest.raises(ValueError, match="The config holds itself"):
+        RSLRunnerConfig.read(tmp_path / "agent.yaml")
+
+
+def test_values_that_are_no_section_are_refused_by_their_field(tmp_path):
+    with pytest.raises(ValueError, match=r"`seed` is datetime.date\(2001, 1, 1\): it must be a whole number"):
+        RSLRunnerConfig.read(change(rough_5x("go1"), "seed", datetime.date(2001, 1, 1)))
+
+
+def test_numbers_of_numpy_are_numbers():
+    source = change(rough_5x("go1"), "algorithm.learning_rate", np.float32(0.5))
+    source = change(source, "num_steps_per_env", np.int64(7))
+    config = RSLRunnerConfig.read(source)
+    assert config.ppo.learning_rate == 0.5 and type(config.ppo.learning_rate) is float
+    assert config.num_steps_per_env == 7 and type(config.num_steps_per_env) is int
+
+
+def test_a_config_class_with_slots_is_read_as_any_other():
+    @dataclasses.dataclass(slots=True)
+    class Algorithm:
+        gamma: float = 0.5
+
+    assert RSLRunnerConfig.read(change(rough_5x("go1"), "algorithm", Algorithm())).ppo.gamma == 0.5
 
 
 def test_without_pyyaml_a_file_asks_for_it(monkeypatch, tmp_path):

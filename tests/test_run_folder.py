@@ -267,7 +267,7 @@ def test_a_summary_is_strict_json_whatever_the_numbers_are(folder):
 
 
 def test_a_summary_that_cannot_be_written_is_one_sentence(tmp_path):
-    with pytest.raises(RunFolderError, match=r"cannot write .*summary\.json: No such file"):
+    with pytest.raises(RunFolderError, match=r"cannot write .*summary\.json: There is no folder"):
         RunFolder(tmp_path / "gone").write_summary({})
 
 

@@ -286,6 +286,8 @@ def test_several_actions_are_refused():
             lambda td: torch.cat([td, td]).float(),
             r"made float32 \(14, 3\) of 'observation', expected float64",
         ),
+        (lambda td: torch.cat([-td, td]), "first 7 samples of .* are not those that it was given"),
+        (lambda td: torch.cat([-td, -td]), "first 7 samples of .* are not those that it was given"),
         (rsl_rl_augmentation(lambda env, obs, actions: obs), "must return observations and actions, got"),
         (
             rsl_rl_augmentation(lambda env, obs, actions: (torch.cat([obs, obs]), actions)),
@@ -302,6 +304,28 @@ def test_a_function_that_returns_something_else_is_told_what_was_expected(augmen
     with pytest.raises(ValueError, match=message) as refused:
         RSLPPOLoss(actor, critic, symmetry=Symmetry(augment, **BOTH))(batch)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("uses", [BOTH, {"use_mirror_loss": True, "mirror_loss_coeff": 1.0}, {}])
+def test_a_function_may_mirror_in_place(uses):
+    def negates(td: TensorDictBase) -> TensorDictBase:
+        originals = td.clone()
+        for value in td.values():
+            value.neg_()
+        return torch.cat([originals, td])
+
+    def as_rsl_rl(env: Any, obs: Any, actions: Any) -> tuple[Any, Any]:
+        both = None if obs is None else negates(obs)
+        return both, None if actions is None else torch.cat([actions.clone(), actions.neg_()])
+
+    actor, critic, batch = flat_problem()
+    before, expected = batch.clone(), None
+    for augment in (lambda td: torch.cat([td, -td]), negates, rsl_rl_augmentation(as_rsl_rl)):
+        loss = RSLPPOLoss(actor, critic, symmetry=Symmetry(augment, **uses))
+        _, gradients = scalars_and_gradients(loss, batch)
+        assert (batch == before).all(), "the mini-batch was written into"
+        expected = expected or gradients
+        assert equal(gradients, expected)
 
 
 def test_a_function_must_make_as_many_copies_of_actions_alone():

@@ -397,6 +397,45 @@ def test_a_step_of_wrong_shapes_is_refused(place, value, message):
         env.step(env.rand_action(root))
 
 
+@pytest.mark.parametrize(
+    ("later", "message"),
+    [
+        (lambda groups: groups.exclude("critic"), "'critic' is gone, but the simulator began with float32"),
+        (lambda groups: groups.double(), r"is float64 \(4, [34]\) by now, but .* float32 \(4, [34]\)"),
+        (lambda groups: groups.apply(lambda x: x[:, :2]), r"is float32 \(4, 2\) by now"),
+    ],
+)
+def test_observations_that_change_their_form_on_the_way_are_refused(later, message):
+    simulator = Walkers(LENGTHS)
+    env = VecEnvWrapper(simulator)
+    first = simulator.get_observations
+    simulator.get_observations = lambda: later(first())
+    with pytest.raises(ValueError, match=message):
+        env.rollout(2)
+
+
+@pytest.mark.parametrize("torchrl", [False, True], ids=["ours", "TorchRL's"])
+def test_a_simulator_that_writes_into_the_actions_does_not_change_those_of_the_window(torchrl):
+    class Scales(Walkers):
+        def step(self, actions):
+            return super().step(actions.mul_(0.0))
+
+    window, others = (
+        collected(simulator, torchrl=torchrl).window for simulator in (Scales(LENGTHS), Walkers(LENGTHS))
+    )
+    assert torch.equal(window["action"][0], others["action"][0])
+    assert (window["action"] != 0).all()
+
+
+def test_a_simulator_without_extras_is_one_without_time_outs():
+    class Silent(Walkers):
+        def step(self, actions):
+            return *super().step(actions)[:3], None
+
+    window = collected(Silent(LENGTHS)).window
+    assert not window["next", "truncated"].any() and window["next", "terminated"].any()
+
+
 def test_a_clip_that_is_not_positive_is_refused():
     with pytest.raises(ValueError, match="clip_actions"):
         VecEnvWrapper(Walkers(LENGTHS), clip_actions=0.0)
@@ -577,6 +616,14 @@ def test_the_length_of_episodes_is_asked_of_the_environment_and_else_said_to_be_
     assert TorchRLVecEnv(PendulumEnv(2, max_episode_steps=9)).max_episode_length == 9
     with pytest.raises(AttributeError, match="max_episode_length="):
         _ = TorchRLVecEnv(Simulator([3, 4])).max_episode_length
+
+
+def test_an_entry_to_log_that_no_step_brings_is_named_beside_those_that_are_there():
+    env = TorchRLVecEnv(PendulumEnv(2), log_keys=["speed"])
+    with pytest.raises(
+        KeyError, match=r"`log_keys` names 'speed', .* it has 'done', 'observation', 'reward'"
+    ):
+        env.step(torch.zeros(2, 1))
 
 
 def test_the_environment_below_is_seeded_and_closed():

@@ -27,8 +27,17 @@ def atomic_write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
 
     The bytes reach the disk under another name in the same folder before the rename. A kill may
     leave that other file behind, never a torn target.
+
+    Raises:
+        OSError: there is no folder for it, it is a folder itself, or it cannot be written.
     """
     path = Path(path)
+    if not path.parent.is_dir():
+        raise FileNotFoundError(
+            f"There is no folder {path.parent} for {path.name}: make it, or name another."
+        )
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a folder: name a file.")
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as handle:

@@ -84,10 +84,11 @@ class ExportOptions:
 
     run: Path
     """A run's folder (its newest checkpoint), or one checkpoint."""
-    output: Path = Path("policy.onnx")
-    """The file; its ending says how it is written: .onnx (ONNX), .pt2 (torch.export) or .pt (TorchScript)."""
+    output: Path | None = None
+    """The file; its ending says how it is written: .onnx (ONNX), .pt2 (torch.export) or .pt (TorchScript). By
+    default policy.onnx, or model_ITERATION.pt with --rsl-rl."""
     rsl_rl: bool = False
-    """Write an RSL-RL checkpoint (model_*.pt) to go on training there, whatever the ending."""
+    """Write an RSL-RL checkpoint to go on training there, whatever the ending."""
 
 
 Command = TrainOptions | DistillOptions | ResumeOptions | EvalOptions | ExportOptions
@@ -137,7 +138,9 @@ def _train_defaults(args: Sequence[str]) -> TrainCommand:
 def export(options: ExportOptions) -> dict[str, Any]:
     """Writes a run's policy to a file; returns what was written."""
     learned = load_run(options.run)
-    result: dict[str, Any] = {"checkpoint": str(learned.checkpoint), "output": str(options.output)}
+    usual = f"model_{learned.iterations}.pt" if options.rsl_rl else "policy.onnx"
+    output = options.output or Path(usual)
+    result: dict[str, Any] = {"checkpoint": str(learned.checkpoint), "output": str(output)}
     if options.rsl_rl:
         if learned.critic is None:
             raise ValueError(
@@ -145,11 +148,11 @@ def export(options: ExportOptions) -> dict[str, Any]:
                 "Export its policy as .onnx, .pt2 or .pt."
             )
         save_rsl_rl_checkpoint(
-            options.output, learned.actor, learned.critic, learned.stepper, iteration=learned.iterations
+            output, learned.actor, learned.critic, learned.stepper, iteration=learned.iterations
         )
         return {**result, "iteration": learned.iterations}
     assert isinstance(learned.actor, MLPActor | RNNActor)
-    export_policy(learned.actor, options.output)
+    export_policy(learned.actor, output)
     step = PolicyStep(learned.actor)
     names = {"inputs": step.input_names, "outputs": step.output_names}
     return {**result, **names, "obs": learned.actor.observation_keys}

@@ -12,7 +12,7 @@ from torch import Tensor
 from torchrl.envs import EnvBase, ParallelEnv, SerialEnv
 
 from torchrl_rslstorage._compat import reset_after_step, resets_natively
-from torchrl_rslstorage.data.leaves import canonical
+from torchrl_rslstorage.data.leaves import canonical, leaves, show, show_all
 from torchrl_rslstorage.data.rows import complete_done
 
 
@@ -136,6 +136,9 @@ class TorchRLVecEnv:
 
         Returns:
             Observation groups ``[N]``, rewards ``[N]``, dones ``[N]`` bool, and extras.
+
+        Raises:
+            KeyError: one of ``log_keys`` is not there.
         """
         if self._root is None:
             self.reset()
@@ -194,6 +197,10 @@ class TorchRLVecEnv:
         return TensorDict(groups, [self.num_envs], device=self.device)
 
     def _log(self, after: TensorDictBase) -> dict[str, Tensor]:
+        for key in self._log_keys.values():
+            if after.get(key, None) is None:
+                known = show_all(sorted(leaves(after), key=str))
+                raise KeyError(f"`log_keys` names {show(key)}, which a step does not bring: it has {known}.")
         return {name: after.get(key).clone() for name, key in self._log_keys.items()}
 
 

@@ -8,7 +8,8 @@ hand out the first observations of the next episode:
 
 Decisions:
 
-- Everything is copied as soon as it is handed out: simulators write into the same memory in the next step.
+- Everything is copied as soon as it is handed out, and before it is handed in: simulators write into the same
+  memory in the next step, and some scale the actions where they are.
 - The names under which ``extras`` carries final observations differ between projects: `FINAL_NAMES`.
 - Nothing asks the device whether anything is done, except on the CPU, where that is free.
 """
@@ -24,7 +25,7 @@ from tensordict.utils import NestedKey
 from torch import Tensor
 from torchrl.data import Bounded, Composite, Unbounded
 
-from torchrl_rslstorage.data.leaves import leaves, show, show_all
+from torchrl_rslstorage.data.leaves import dtype_name, leaves, show, show_all
 from torchrl_rslstorage.envs.base import BatchedEnv, Leaves
 
 FINAL_NAMES = (
@@ -110,6 +111,7 @@ class VecEnvWrapper(BatchedEnv):
         self._reset_itself = torch.zeros(self.num_envs, 1, dtype=torch.bool, device=self.device)
 
         batch = self.batch_size
+        self._observations: Leaves = {}
         self._observations = self._copied(vec_env.get_observations())
         clash = _RESERVED & {key if isinstance(key, str) else key[0] for key in self._observations}
         if clash:
@@ -183,10 +185,10 @@ class VecEnvWrapper(BatchedEnv):
 
     def advance(self, action: Tensor) -> Leaves:
         """Steps the simulator, which resets what is done."""
-        if self.clip_actions is not None:
-            action = action.clamp(-self.clip_actions, self.clip_actions)
-        observations, reward, done, extras = self.vec_env.step(action.to(self.vec_env.device))
-        self.extras = extras
+        bound = self.clip_actions
+        acted = action.clone() if bound is None else action.clamp(-bound, bound)
+        observations, reward, done, extras = self.vec_env.step(acted.to(self.vec_env.device))
+        self.extras = extras = {} if extras is None else extras
         done = self._flags("dones", done)
         time_outs = extras.get("time_outs")
         truncated = (
@@ -262,6 +264,14 @@ class VecEnvWrapper(BatchedEnv):
                     f"[N = {self.num_envs}, ...]."
                 )
             copied[key] = value.detach().to(self.device, copy=True)
+        for key, first in self._observations.items():
+            now = copied.get(key)
+            if now is None or now.shape != first.shape or now.dtype is not first.dtype:
+                came = "is gone" if now is None else f"is {dtype_name(now.dtype)} {tuple(now.shape)} by now"
+                raise ValueError(
+                    f"The observation group {show(key)} {came}, but the simulator began with "
+                    f"{dtype_name(first.dtype)} {tuple(first.shape)}: it must stay the same in every step."
+                )
         return copied
 
     def _flags(self, name: str, flags: Tensor) -> Tensor:

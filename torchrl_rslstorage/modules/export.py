@@ -112,8 +112,9 @@ def export_policy(actor: MLPActor | RNNActor, path: str | Path) -> Path:
         The file.
 
     Raises:
-        ValueError: another kind of actor, or another ending.
+        ValueError: another kind of actor, another ending, or a recurrent actor of float64 to ONNX.
         ImportError: ONNX's packages are missing.
+        OSError: the file's folder is missing, or the file cannot be written.
 
     Examples:
         >>> import tempfile, torch
@@ -138,6 +139,10 @@ def export_policy(actor: MLPActor | RNNActor, path: str | Path) -> Path:
 def _onnx(step: PolicyStep) -> bytes:
     for module in ("onnx", "onnxscript"):
         require_extra(module, "onnx", feature="the ONNX export")
+    if step.rnn is not None and next(step.parameters()).dtype is torch.float64:
+        raise ValueError(
+            "ONNX Runtime has no LSTM or GRU of float64: export copy.deepcopy(actor).float(), or write .pt2."
+        )
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)  # it tells of every package that it can do without

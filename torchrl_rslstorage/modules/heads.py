@@ -125,7 +125,7 @@ class GaussianActor(ObservationModule):
         )
         if std_type not in get_args(StdType):
             raise ValueError(f"`std_type` must be one of {get_args(StdType)}, got {std_type!r}.")
-        if init_std <= 0:
+        if not 0 < init_std < math.inf:
             raise ValueError(f"`init_std` must be positive, got {init_std}.")
         self.std_type: StdType = std_type
         self._keys = (loc_key, scale_key, action_key, log_prob_key)

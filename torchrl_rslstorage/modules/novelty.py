@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from inspect import signature
 from typing import Any
@@ -51,7 +52,8 @@ class RandomNetworkDistillation(ObservationModule):
         novelty_key: the entry written.
 
     Raises:
-        ValueError: an unknown activation or schedule, a width or a rate that is not positive.
+        ValueError: an unknown activation or schedule, a width or a rate that is not positive, a weight that
+            is not finite.
 
     Examples:
         >>> import torch
@@ -81,11 +83,13 @@ class RandomNetworkDistillation(ObservationModule):
         super().__init__(
             in_keys, in_features, out_keys=[novelty_key], normalize_observations=state_normalization
         )
-        if not learning_rate > 0:
+        if not 0 < learning_rate < math.inf:
             raise ValueError(f"`learning_rate` must be positive, got {learning_rate}.")
         if num_outputs < 1:
             raise ValueError(f"`num_outputs` must be at least 1, got {num_outputs}.")
-        intrinsic_weight(1, weight, weight_schedule)  # refuses what it cannot read
+        end = intrinsic_weight(_UNTIL, weight, weight_schedule)  # refuses what it cannot read
+        if not (math.isfinite(weight) and math.isfinite(end)):
+            raise ValueError(f"`weight` must be finite from start to end, got {weight} and {end}.")
         self.weight = weight
         self.weight_schedule = weight_schedule
         self.learning_rate = learning_rate
@@ -197,10 +201,10 @@ def intrinsic_weight(step: int, weight: float, schedule: Mapping[str, Any] | Non
     """
     if schedule is None:
         return weight
-    options = dict(schedule)
+    options = dict(schedule) if isinstance(schedule, Mapping) else {}
     mode = options.pop("mode", None)
     if mode not in _SCHEDULES:
-        raise ValueError(f"`weight_schedule` needs a mode out of {list(_SCHEDULES)}, got {dict(schedule)}.")
+        raise ValueError(f"`weight_schedule` needs a mode out of {list(_SCHEDULES)}, got {schedule!r}.")
     function = _SCHEDULES[mode]
     expected = list(signature(function).parameters)[2:]
     if sorted(options) != sorted(expected):

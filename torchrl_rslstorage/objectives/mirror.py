@@ -266,11 +266,13 @@ class MirrorFunction:
     """Copies by a function that returns the originals, followed by the copies.
 
     Args:
-        function: of a TensorDict ``[B]``; what it returns is checked.
+        function: of a TensorDict ``[B]``, which it may write into; what it returns is checked, the values of
+            the originals only once (a device would have to be waited for) and not while compiling.
     """
 
     def __init__(self, function: Callable[[TensorDictBase], TensorDictBase]) -> None:
         self._function = function
+        self._returns_originals = False
 
     def missing(self, keys: Iterable[NestedKey]) -> list[NestedKey]:
         """None that is known before the function is called."""
@@ -279,7 +281,8 @@ class MirrorFunction:
     def __call__(self, td: TensorDictBase) -> TensorDictBase:
         """The copies of ``td [B]``, ``[k·B]``."""
         size = td.batch_size[0]
-        made = self._function(td)
+        # A copy: all epochs share the memory of a mini-batch, and functions mirror in place.
+        made = self._function(td.clone())
         if not isinstance(made, TensorDictBase) or not made.ndim:
             raise ValueError(f"The augmentation must return a TensorDict [k·B], got {type(made).__name__}.")
         total = made.batch_size[0]
@@ -297,7 +300,19 @@ class MirrorFunction:
                     f"The augmentation made {dtype_name(image.dtype)} {tuple(image.shape)} of {show(key)}, "
                     f"expected {dtype_name(value.dtype)} {(total, *value.shape[1:])}."
                 )
+        if not (self._returns_originals or torch.compiler.is_compiling()):
+            self._require_originals(td, cast("TensorDictBase", made[:size]))
         return cast("TensorDictBase", made[size:])
+
+    def _require_originals(self, td: TensorDictBase, first: TensorDictBase) -> None:
+        for key, value in leaves(td).items():
+            if not torch.allclose(first.get(key), value, equal_nan=True):
+                raise ValueError(
+                    f"The first {len(value)} samples of {show(key)} that the augmentation made are not those "
+                    "that it was given: it must return the originals first, and behind them their mirrored "
+                    "copies."
+                )
+        self._returns_originals = True
 
 
 def _swapped(name: str, swap: Mapping[str, str]) -> str:

@@ -14,6 +14,7 @@ network sees padding and nothing is cut anew. RSL-RL refuses recurrent policies 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import NamedTuple
@@ -105,7 +106,7 @@ class Symmetry(nn.Module):
         states: Augment | None = None,
     ) -> None:
         super().__init__()
-        if not mirror_loss_coeff >= 0:
+        if not 0 <= mirror_loss_coeff < math.inf:
             raise ValueError(f"`mirror_loss_coeff` must be zero or more, got {mirror_loss_coeff}.")
         self.use_data_augmentation = use_data_augmentation
         self.use_mirror_loss = use_mirror_loss

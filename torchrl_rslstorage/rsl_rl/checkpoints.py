@@ -6,6 +6,7 @@ Files are read with ``weights_only``, so that they cannot run code; a file goes 
 from __future__ import annotations
 
 import io
+import math
 import pickle
 import re
 from collections.abc import Mapping
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from torchrl.checkpoint import CheckpointError
 
 from torchrl_rslstorage._files import atomic_write_bytes
+from torchrl_rslstorage.data.leaves import dtype_name
 from torchrl_rslstorage.modules import GaussianActor, ValueCritic
 from torchrl_rslstorage.rsl_rl.layouts import Contents, Role, left_out, read, their_name
 from torchrl_rslstorage.trainers.stepper import KLAdaptiveStepper
@@ -31,6 +33,7 @@ _ADAM = {
 }
 """``torch.optim.Adam``'s defaults, with which RSL-RL and `KLAdaptiveStepper` optimise."""
 
+_MOMENTS = ("exp_avg", "exp_avg_sq")
 _OTHER_NETWORKS = "The stepper does not optimise this actor and this critic: pass the two that it does."
 
 
@@ -97,6 +100,7 @@ def load_rsl_rl_checkpoint(
         contents = read(file)
         pairs = [pair for role, network in networks.items() for pair in _pairs(contents, role, network)]
         optimizer = None if stepper is None else _our_optimizer(file, contents, networks, stepper)
+        iteration = _iteration(file)
     except ValueError as error:
         raise CheckpointError(f"{path} cannot be loaded: {error}.") from error
     with torch.no_grad():
@@ -104,7 +108,7 @@ def load_rsl_rl_checkpoint(
             mine.copy_(theirs)
     if stepper is not None and optimizer is not None:
         stepper.optimizer.load_state_dict(optimizer)
-    return RSLCheckpoint(int(file.get("iter", 0)), file.get("infos"), left_out(file))
+    return RSLCheckpoint(iteration, file.get("infos"), left_out(file))
 
 
 def save_rsl_rl_checkpoint(
@@ -128,6 +132,7 @@ def save_rsl_rl_checkpoint(
 
     Raises:
         ValueError: a network has tensors that RSL-RL's models have not, or the stepper is of other networks.
+        OSError: the file's folder is missing, or the file cannot be written.
 
     Examples:
         >>> import tempfile, torch
@@ -212,7 +217,30 @@ def _pairs(contents: Contents, role: Role, network: nn.Module) -> list[tuple[Ten
                 f"its {label!r} has shape {tuple(tensor.shape)} but {name!r} of the {role} has "
                 f"{tuple(mine[name].shape)}"
             )
+        if not _can_become(tensor, mine[name]):
+            raise ValueError(
+                f"its {label!r} is a tensor of {dtype_name(tensor.dtype)}, {tensor.layout} on "
+                f"{tensor.device}, but {name!r} of the {role} holds {dtype_name(mine[name].dtype)}"
+            )
     return [(mine[name], tensor) for name, (_, tensor) in theirs.items()]
+
+
+def _can_become(theirs: object, mine: Tensor) -> bool:
+    """Whether all of one tensor's numbers can be copied into the other."""
+    return (
+        isinstance(theirs, Tensor)
+        and theirs.shape == mine.shape
+        and theirs.is_floating_point() == mine.is_floating_point()
+        and not (theirs.is_complex() or theirs.is_meta or theirs.is_quantized)
+        and theirs.layout is torch.strided
+    )
+
+
+def _iteration(file: Mapping[str, Any]) -> int:
+    iteration = file.get("iter", 0)
+    if isinstance(iteration, bool) or not isinstance(iteration, int) or iteration < 0:
+        raise ValueError(f"its 'iter' is {iteration!r} and not the number of an iteration")
+    return iteration
 
 
 def _optimises(stepper: KLAdaptiveStepper, actor: nn.Module, critic: nn.Module) -> bool:
@@ -237,7 +265,13 @@ def _our_optimizer(
     saved = file["optimizer_state_dict"]
     if not isinstance(saved, Mapping) or not {"state", "param_groups"} <= saved.keys():
         raise ValueError("its 'optimizer_state_dict' is not that of an optimiser")
-    groups = saved["param_groups"]
+    groups, states = saved["param_groups"], saved["state"]
+    if (
+        not isinstance(states, Mapping)
+        or not isinstance(groups, list)
+        or not all(isinstance(group, Mapping) and isinstance(group.get("params"), list) for group in groups)
+    ):
+        raise ValueError("its 'optimizer_state_dict' is not that of an optimiser")
     if len(groups) != 1 or len(groups[0]["params"]) != len(contents.parameters):
         numbers = sum(len(group["params"]) for group in groups)
         raise ValueError(
@@ -250,22 +284,50 @@ def _our_optimizer(
                 f"its optimiser is not Adam with torch's defaults ({name} is {groups[0].get(name)!r} and not "
                 f"{expected!r}): load it without a stepper"
             )
+    learning_rate = _number(groups[0].get("lr"))
+    if not 0 < learning_rate < math.inf:
+        raise ValueError(
+            f"its optimiser's learning rate is {groups[0].get('lr')!r} and not a positive number: load it "
+            "without a stepper"
+        )
     numbers = {id(parameter): number for number, parameter in enumerate(stepper.optimizer.parameters)}
     state: dict[int, dict[str, Tensor]] = {}
     for index, (role, name) in zip(groups[0]["params"], contents.parameters, strict=True):
         parameter = networks[role].get_parameter(name)
-        moments = saved["state"].get(index)
-        if moments is None:  # it never had a gradient
-            moments = {"step": 0, "exp_avg": torch.zeros_like(parameter)}
-            moments["exp_avg_sq"] = moments["exp_avg"]
-        if moments["exp_avg"].shape != parameter.shape:
-            raise ValueError(
-                f"its optimiser's moments of {contents.networks[role][name][0]!r} have shape "
-                f"{tuple(moments['exp_avg'].shape)} and not {tuple(parameter.shape)}"
-            )
-        moments = {**moments, "step": torch.as_tensor(moments["step"], dtype=torch.float32)}
+        moments = _moments(states.get(index), parameter, contents.networks[role][name][0])
         state[numbers[id(parameter)]] = moments
-    return {"state": state if saved["state"] else {}, "param_groups": groups}
+    return {"state": state if states else {}, "param_groups": [{**groups[0], "lr": learning_rate}]}
+
+
+def _moments(saved: Any, parameter: Tensor, theirs: str) -> dict[str, Tensor]:
+    """Adam's moments of one parameter.
+
+    Raises:
+        ValueError: they are of another shape, or no moments at all.
+    """
+    if saved is None:  # it never had a gradient
+        return {"step": torch.zeros(()), **dict.fromkeys(_MOMENTS, torch.zeros_like(parameter))}
+    moments: dict[str, Any] = {
+        name: saved.get(name) if isinstance(saved, Mapping) else None for name in _MOMENTS
+    }
+    for moment in moments.values():
+        if isinstance(moment, Tensor) and moment.shape != parameter.shape:
+            raise ValueError(
+                f"its optimiser's moments of {theirs!r} have shape {tuple(moment.shape)} and not "
+                f"{tuple(parameter.shape)}"
+            )
+    complete = all(_can_become(moment, parameter) for moment in moments.values())
+    steps = _number(saved.get("step")) if complete else math.nan
+    if not 0 <= steps < math.inf:
+        raise ValueError(f"its optimiser's moments of {theirs!r} are not Adam's: load it without a stepper")
+    return {"step": torch.tensor(steps, dtype=torch.float32), **moments}
+
+
+def _number(value: object) -> float:
+    """A number, or a tensor of one; NaN where it is neither."""
+    if isinstance(value, Tensor) and value.numel() == 1 and not value.is_meta and not value.is_complex():
+        value = value.item()
+    return float(value) if isinstance(value, int | float) else math.nan
 
 
 def _their_state(network: GaussianActor | ValueCritic) -> dict[str, Tensor]:

@@ -13,7 +13,7 @@ run code. TorchRL's own ``Checkpoint(actor=actor).load(path)`` reads these check
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -69,8 +69,14 @@ def checkpoint_of(components: Mapping[str, Any]) -> Checkpoint:
     return checkpoint
 
 
-def load_checkpoint(path: str | Path, components: Mapping[str, Any]) -> None:
+def load_checkpoint(path: str | Path, components: Mapping[str, Any], *, of: Collection[str] = ()) -> None:
     """Restores the named components from a checkpoint folder; others in it are left alone.
+
+    Args:
+        path: the folder.
+        components: what is restored.
+        of: every component that such a checkpoint may hold; one that holds all of these and more is refused,
+            rather than the others left alone. Nothing is refused if left out.
 
     Raises:
         CheckpointError: the folder is no checkpoint, is broken, or a component does not fit.
@@ -78,6 +84,12 @@ def load_checkpoint(path: str | Path, components: Mapping[str, Any]) -> None:
     if not _is_whole(Path(path)):
         raise CheckpointError(f"{path} is not a checkpoint of this package: it has no valid manifest.")
     try:
+        held = set(Checkpoint.manifest(path)["components"])
+        if of and held > set(of):
+            others = ", ".join(map(repr, sorted(held - set(of))))
+            raise CheckpointError(
+                f"It holds {others}, which nothing here corresponds to: it comes from another kind of run."
+            )
         checkpoint_of(components).load(path, map_location="cpu")
     except CheckpointError as error:
         raise CheckpointError(f"{path} cannot be loaded. {str(error).rstrip('.')}.") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -125,9 +126,12 @@ def number(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise TypeError("it must be a number")
     try:
-        return float(value)
+        converted = float(value)
     except ValueError as error:
         raise ValueError("it must be a number") from error
+    if math.isnan(converted):
+        raise ValueError("it must be a number")
+    return converted
 
 
 def integer(value: object) -> int:
@@ -176,8 +180,17 @@ def one_of(choices: Mapping[str, T]) -> Callable[[object], T]:
 
 def widths(value: object) -> tuple[int, ...]:
     """Widths of hidden layers."""
+    if -1 in _list_of_widths(value):
+        raise ValueError("-1 (as wide as the input) is not supported, write the width out")
+    return relative_widths(value)
+
+
+def relative_widths(value: object) -> tuple[int, ...]:
+    """Widths of hidden layers, of which -1 stands for that of the input."""
+    return tuple(-1 if width == -1 else positive(width) for width in _list_of_widths(value))
+
+
+def _list_of_widths(value: object) -> Sequence[object]:
     if isinstance(value, str) or not isinstance(value, Sequence) or not value:
         raise TypeError("it must be a list of widths")
-    if -1 in value:
-        raise ValueError("-1 (as wide as the input) is not supported, write the width out")
-    return tuple(positive(width) for width in value)
+    return value

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import numbers
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,10 @@ def plain_config(source: object) -> dict[str, Any]:
         raise ValueError(
             f"A config is a dict, the path of a YAML file, or a config class; got {type(source).__name__}."
         )
-    return _section(source)
+    try:
+        return _section(source)
+    except RecursionError as error:
+        raise ValueError("The config holds itself: one of its sections leads back to itself.") from error
 
 
 def _section(source: object) -> dict[str, Any]:
@@ -52,11 +56,16 @@ def _section(source: object) -> dict[str, Any]:
 def _value(name: object, value: object) -> Any:
     if name == "class_name" and isinstance(value, type):
         return value.__name__
+    if isinstance(value, numbers.Real) and not isinstance(value, bool):  # NumPy's are no int, or no float
+        return int(value) if isinstance(value, numbers.Integral) else float(value)
     return _section(value) if _is_section(value) else value
 
 
 def _is_section(value: object) -> bool:
     if value is None or isinstance(value, str | bytes | int | float | list | tuple | set):
+        return False
+    has_attributes = hasattr(value, "__dict__") or dataclasses.is_dataclass(value)
+    if not (has_attributes or isinstance(value, Mapping)):  # a date
         return False
     # A function, or anything else that is called, is a value: symmetry_cfg has one.
     return not _is_unset(value) and (isinstance(value, type) or not callable(value))
@@ -71,7 +80,7 @@ def _is_unset(value: object) -> bool:
 def _attributes(source: object) -> dict[str, Any]:
     if isinstance(source, type) and dataclasses.is_dataclass(source):
         source = source()  # defaults that are made anew for each instance are no attributes of the class
-    own = {} if isinstance(source, type) else vars(source)
+    own = {} if isinstance(source, type) else getattr(source, "__dict__", {})  # slots have none
     names = [name for name in dir(source) if not name.startswith("_")]
     found = {name: getattr(source, name) for name in names}
     return {
@@ -93,6 +102,8 @@ def _yaml(path: Path) -> Mapping[str, Any]:
         loaded = yaml.load(path.read_text(encoding="utf-8"), Loader=Loader)
     except FileNotFoundError as error:
         raise ValueError(f"There is no config {path}.") from error
+    except OSError as error:  # a folder, or nobody may read it
+        raise ValueError(f"The config {path} cannot be read: {error.strerror}.") from error
     except yaml.constructor.ConstructorError as error:
         raise ValueError(f"{path} holds more than plain values and was not read: {error.problem}.") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:

@@ -36,7 +36,8 @@ class Curiosity:
 
     The novelty is that of the *next* observation: the next row, or where an episode was cut off, and in the
     window's last row, the true final observation. After a termination, which ends with an observation that no
-    row keeps, it is that of the episode which starts; RSL-RL has it so after every end.
+    row keeps, it is that of the episode which starts (in the last row, which nothing follows, that of the
+    observation acted on); RSL-RL has the former after every end.
 
     Args:
         rnd: networks, normalisers and weight.

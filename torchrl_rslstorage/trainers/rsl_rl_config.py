@@ -100,9 +100,9 @@ class RSLRunnerConfig:
     clip_actions: float | None
     """Bound that the environment's wrapper clips actions to; None for none."""
     rnd: dict[str, Any] | None
-    """``rnd_cfg``, its fields' names checked; `extensions` builds it."""
+    """``rnd_cfg``, its fields checked one by one; `extensions` builds it."""
     symmetry: dict[str, Any] | None
-    """``symmetry_cfg``, its fields' names checked; `extensions` builds it."""
+    """``symmetry_cfg``, its fields checked one by one; `extensions` builds it."""
     used: dict[str, object]
     """The fields that were used, by their dotted names, with the values as they were understood."""
     defaults: dict[str, object]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
@@ -16,6 +16,7 @@ from torchrl_rslstorage.trainers.config_fields import (
     one_of,
     or_none,
     positive,
+    relative_widths,
     text,
     widths,
 )
@@ -37,25 +38,6 @@ _ACTIVATIONS: dict[str, Activation] = {
 _STD_TYPES: dict[str, StdType] = {"scalar": "scalar", "log": "log"}
 _RNN_TYPES: dict[str, RNNType] = {"lstm": "lstm", "gru": "gru"}
 _SCHEDULES: dict[str, Literal["adaptive", "fixed"]] = {"adaptive": "adaptive", "fixed": "fixed"}
-RND = (
-    "weight",
-    "weight_schedule",
-    "reward_normalization",
-    "state_normalization",
-    "learning_rate",
-    "num_outputs",
-    "predictor_hidden_dims",
-    "target_hidden_dims",
-    "activation",
-)
-"""The fields of ``rnd_cfg`` (Isaac Lab, isaaclab_rl/rsl_rl/rnd_cfg.py; rsl_rl 5.5.1, extensions/rnd.py)."""
-SYMMETRY = (
-    "data_augmentation_func",
-    "use_data_augmentation",
-    "use_mirror_loss",
-    "mirror_loss_coeff",
-)
-"""The fields of ``symmetry_cfg`` (rsl_rl 5.5.1, extensions/symmetry.py)."""
 _NUMBERS = (
     "clip_param",
     "gamma",
@@ -102,9 +84,9 @@ def activation(name: str, value: object) -> Activation:
     Raises:
         ValueError: there is no such activation; the valid ones are listed.
     """
-    if value not in _ACTIVATIONS:
+    if str(value).lower() not in _ACTIVATIONS:
         raise ValueError(f"`{name}` must be one of {sorted(_ACTIVATIONS)}, got {value!r}.")
-    return _ACTIVATIONS[str(value)]
+    return _ACTIVATIONS[str(value).lower()]
 
 
 def models(top: Fields, normalize: bool) -> dict[str, Any]:
@@ -234,15 +216,52 @@ def ppo(algorithm: Fields) -> PPOConfig:
     return config
 
 
-def carried(algorithm: Fields, name: str, known: Sequence[str]) -> dict[str, Any] | None:
-    """A section that is handed on with nothing but its fields' names checked."""
+def weight_schedule(value: object) -> dict[str, Any]:
+    """The schedule of the weight of ``rnd_cfg``: its mode, and numbers."""
+    if not isinstance(value, Mapping):
+        raise TypeError("it must be a section with fields")
+    return {text(name): text(entry) if name == "mode" else number(entry) for name, entry in value.items()}
+
+
+def function(value: object) -> object:
+    """A function, or the name of one."""
+    if not isinstance(value, str) and not callable(value):
+        raise TypeError("it must be a function, or the name of one such as 'module:function'")
+    return value
+
+
+RND: dict[str, Callable[[object], Any]] = {
+    "weight": number,
+    "weight_schedule": or_none(weight_schedule),
+    "reward_normalization": flag,
+    "state_normalization": flag,
+    "learning_rate": number,
+    "num_outputs": positive,
+    "predictor_hidden_dims": relative_widths,
+    "target_hidden_dims": relative_widths,
+    "activation": text,
+}
+"""The fields of ``rnd_cfg`` (Isaac Lab, isaaclab_rl/rsl_rl/rnd_cfg.py; rsl_rl 5.5.1, extensions/rnd.py)."""
+SYMMETRY: dict[str, Callable[[object], Any]] = {
+    "data_augmentation_func": or_none(function),
+    "use_data_augmentation": flag,
+    "use_mirror_loss": flag,
+    "mirror_loss_coeff": number,
+}
+"""The fields of ``symmetry_cfg`` (rsl_rl 5.5.1, extensions/symmetry.py)."""
+
+
+def carried(
+    algorithm: Fields, name: str, known: Mapping[str, Callable[[object], Any]]
+) -> dict[str, Any] | None:
+    """A section that is handed on, its fields read by the converters that are ``known``."""
     if name not in algorithm:
         return None
     if algorithm.is_none(name):
         algorithm.ignore(name, reason="it is not set")
         return None
     section = algorithm.section(name)
-    values = {field: section.take(field, lambda value: value, None) for field in known if field in section}
+    values = {field: section.take(field, read, None) for field, read in known.items() if field in section}
     section.refuse_unknown()
     return values
 

@@ -281,8 +281,12 @@ class WindowTrainer(TrainerBase):
         components = self.checkpoint_components()
         if self.ranks.size > 1:  # before parts are missed that another number of ranks did not write
             load_checkpoint(path, {"trainer": components["trainer"]})
-        called = component_names(components, self._apart(), self.ranks.rank)
-        load_checkpoint(path, {called[name]: component for name, component in components.items()})
+        called = [component_names(components, self._apart(), rank) for rank in range(self.ranks.size)]
+        mine = called[self.ranks.rank]
+        everybodys = {name for names in called for name in names.values()}
+        load_checkpoint(
+            path, {mine[name]: component for name, component in components.items()}, of=everybodys
+        )
 
     @property
     def latest_checkpoint(self) -> Path | None:
