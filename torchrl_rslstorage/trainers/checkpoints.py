@@ -50,6 +50,10 @@ class _TensorsOnly(StateDictCheckpointAdapter):
             raise CheckpointError(f"it does not fit: {_first_reason(error)}") from error
 
 
+RANK = "_rank"
+"""What stands before the number in the name of a component that ranks have apart."""
+
+
 class SavedState:
     """A component of which the state is all that there is here: it lives in another process."""
 
@@ -75,8 +79,8 @@ def load_checkpoint(path: str | Path, components: Mapping[str, Any], *, of: Coll
     Args:
         path: the folder.
         components: what is restored.
-        of: every component that such a checkpoint may hold; one that holds all of these and more is refused,
-            rather than the others left alone. Nothing is refused if left out.
+        of: every component that such a checkpoint may hold, of any rank; one that holds all of these and more
+            is refused, rather than the others left alone. Nothing is refused if left out.
 
     Raises:
         CheckpointError: the folder is no checkpoint, is broken, or a component does not fit.
@@ -84,7 +88,7 @@ def load_checkpoint(path: str | Path, components: Mapping[str, Any], *, of: Coll
     if not _is_whole(Path(path)):
         raise CheckpointError(f"{path} is not a checkpoint of this package: it has no valid manifest.")
     try:
-        held = set(Checkpoint.manifest(path)["components"])
+        held = {name.partition(RANK)[0] for name in Checkpoint.manifest(path)["components"]}
         if of and held > set(of):
             others = ", ".join(map(repr, sorted(held - set(of))))
             raise CheckpointError(

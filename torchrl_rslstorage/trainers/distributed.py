@@ -37,6 +37,7 @@ from torch import Tensor, nn
 
 from torchrl_rslstorage.modules import EmpiricalNormalizer
 from torchrl_rslstorage.modules.normalizer import Pool
+from torchrl_rslstorage.trainers.checkpoints import RANK
 
 _PATIENCE = timedelta(minutes=10)
 _NUM_SEEDS = 2**32  # what NumPy's generators take
@@ -247,7 +248,7 @@ def component_names(names: Iterable[str], apart: Iterable[str], rank: int) -> di
     {'actor': 'actor', 'rng': 'rng_rank1'}
     """
     kept_apart = set(apart) if rank else ()
-    return {name: f"{name}_rank{rank}" if name in kept_apart else name for name in names}
+    return {name: f"{name}{RANK}{rank}" if name in kept_apart else name for name in names}
 
 
 def _device_of(device: str, local_rank: int) -> str:

@@ -279,14 +279,11 @@ class WindowTrainer(TrainerBase):
                 number of ranks; the message says which part did not fit.
         """
         components = self.checkpoint_components()
-        # First what knows of ranks: parts that another number of them wrote, or did not, say less.
-        load_checkpoint(path, {"trainer": components["trainer"]})
-        called = [component_names(components, self._apart(), rank) for rank in range(self.ranks.size)]
-        mine = called[self.ranks.rank]
-        everybodys = {name for names in called for name in names.values()}
-        load_checkpoint(
-            path, {mine[name]: component for name, component in components.items()}, of=everybodys
-        )
+        if self.ranks.size > 1:  # before parts are missed that another number of ranks did not write
+            load_checkpoint(path, {"trainer": components["trainer"]})
+        called = component_names(components, self._apart(), self.ranks.rank)
+        mine = {called[name]: component for name, component in components.items()}
+        load_checkpoint(path, mine, of=list(components))
 
     @property
     def latest_checkpoint(self) -> Path | None:
