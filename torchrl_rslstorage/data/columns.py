@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torchrl_rslstorage._compat import foreach_copy_
+from torchrl_rslstorage.data import memory
 from torchrl_rslstorage.data.leaves import Key, dtype_name, same_tensors, select, show, show_all
 
 
@@ -103,8 +104,7 @@ class Workspace:
             flat = columns[name].flatten(0, 1)
             room = self._rooms.get(name)
             if room is None or room.shape != flat.shape or room.dtype != flat.dtype:
-                with torch.inference_mode(False):
-                    room = self._rooms[name] = torch.empty_like(flat)
+                room = self._rooms[name] = memory.empty_rows(flat, len(flat))
             rooms.append(room)
         gather = Gather(names, [columns[name].flatten(0, 1) for name in names], rooms)
         # What is not contiguous was copied just now, and would be out of date the next time.

@@ -19,6 +19,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from torchrl_rslstorage.data import memory
 from torchrl_rslstorage.data.leaves import Key, nest
 
 _LEAST_ROOM = 16
@@ -139,8 +140,7 @@ class CellTable:
         first = self._room_beside + sum(len(t) for t, _, _ in self._chunks)
         for key, room in whole.rooms.items():
             if first + count > len(room):
-                with torch.inference_mode(False):
-                    larger = room.new_empty((2 * (first + count), *room.shape[1:]))
+                larger = memory.empty_rows(room, 2 * (first + count))
                 larger[:first] = room[:first]
                 whole.rooms[key] = self._rooms[key] = larger
         return {key: room[first : first + count] for key, room in whole.rooms.items()}
@@ -215,9 +215,8 @@ class CellTable:
         for key, value in observations.items():
             room = self._rooms.get(key)
             if room is None or room.shape[1:] != value.shape[1:] or room.dtype != value.dtype:
-                with torch.inference_mode(False):
-                    shape = (self.num_places, *value.shape[1:])
-                    room = torch.empty(shape, dtype=value.dtype, device=self._device)
+                shape = (self.num_places, *value.shape[1:])
+                room = memory.empty(shape, dtype=value.dtype, device=self._device)
                 self._rooms[key] = room
             rooms[key] = room
             room[beside : beside + num].copy_(value.detach())

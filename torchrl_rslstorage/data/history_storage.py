@@ -19,6 +19,7 @@ from tensordict.utils import NestedKey
 from torch import Tensor
 
 from torchrl_rslstorage._compat import Columns, foreach_copy_
+from torchrl_rslstorage.data import memory
 from torchrl_rslstorage.data.columns import Gather, HalfColumns
 from torchrl_rslstorage.data.leaves import Key, canonical, dtype_name, leaves, nest, select, show, show_all
 from torchrl_rslstorage.data.ring import Ring
@@ -117,10 +118,10 @@ class HistoryStorage(Columns):
     def _make(self, layout: dict[Key, tuple[torch.Size, torch.dtype]]) -> None:
         cells = self.max_len * self.num_envs
         try:
-            # Memory made in inference mode could never again be written outside of it.
+            # A view made in inference mode could never again be written outside of it.
             with torch.inference_mode(False):
                 self._flat = {
-                    key: torch.zeros((cells + 2, *shape), dtype=dtype, device=self.device)
+                    key: memory.zeros((cells + 2, *shape), dtype=dtype, device=self.device)
                     for key, (shape, dtype) in layout.items()
                 }
         except (RuntimeError, MemoryError) as error:
@@ -185,8 +186,7 @@ class HistoryStorage(Columns):
     def _room(self, name: Key, size: int) -> Tensor:
         room, flat = self._workspace.get(name), self._flat[name]
         if room is None or len(room) < size:
-            with torch.inference_mode(False):
-                room = self._workspace[name] = flat.new_empty((size, *flat.shape[1:]))
+            room = self._workspace[name] = memory.empty_rows(flat, size)
         return room
 
     def __len__(self) -> int:

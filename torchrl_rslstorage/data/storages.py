@@ -189,7 +189,7 @@ class RolloutTensorStorage(Columns):
 
     def _zeros(self, shape: Sequence[int], dtype: torch.dtype, total: int) -> Tensor:
         try:
-            # Memory made in inference mode could never again be written outside of it.
+            # A view made in inference mode could never again be written outside of it.
             with torch.inference_mode(False):
                 return zeros_with_zero_row(shape, dtype=dtype, device=self.device)
         except (RuntimeError, MemoryError) as error:

@@ -24,6 +24,8 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from torchrl_rslstorage.data import memory
+
 _ZERO_ROW = "_rslstorage_zero_row"
 
 
@@ -202,7 +204,7 @@ def zeros_with_zero_row(
     episodes end.
     """
     steps, envs, *features = shape
-    base = torch.zeros((steps * envs + 1, *features), dtype=dtype, device=device)
+    base = memory.zeros((steps * envs + 1, *features), dtype=dtype, device=device)
     setattr(base, _ZERO_ROW, True)
     return base[:-1].view(steps, envs, *features)
 

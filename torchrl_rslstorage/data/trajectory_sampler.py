@@ -11,6 +11,7 @@ from tensordict.utils import NestedKey
 from torch import Tensor
 from torchrl.data import Storage
 
+from torchrl_rslstorage.data import memory
 from torchrl_rslstorage.data.batch_views import balanced
 from torchrl_rslstorage.data.final_observations import FinalObservations
 from torchrl_rslstorage.data.leaves import Key, nest, select
@@ -162,8 +163,7 @@ class TrajectorySampler(RolloutSampler):
         """``[places, *features]`` in memory that later windows use again, and that grows with the longest."""
         room = self._rooms.get((number, name))
         if room is None or len(room) < places or room.shape[1:] != features or room.dtype != like.dtype:
-            with torch.inference_mode(False):
-                room = like.new_empty((places, *features))
+            room = memory.empty((places, *features), dtype=like.dtype, device=like.device)
             self._rooms[number, name] = room
         return room[:places]
 

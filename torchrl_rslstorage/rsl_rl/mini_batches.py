@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from torchrl_rslstorage.data import Trajectories, pad, plan_trajectories
+from torchrl_rslstorage.data import Trajectories, memory, pad, plan_trajectories
 from torchrl_rslstorage.data.leaves import Key
 
 
@@ -55,8 +55,7 @@ class ShuffledCopies:
     def _room(self, number: int, key: Key, size: int, flat: Tensor) -> Tensor:
         room = self._rooms.get((number, key))
         if room is None or room.shape != (size, *flat.shape[1:]) or room.dtype != flat.dtype:
-            with torch.inference_mode(False):
-                room = self._rooms[number, key] = flat.new_empty((size, *flat.shape[1:]))
+            room = self._rooms[number, key] = memory.empty_rows(flat, size)
         return room
 
 
@@ -90,8 +89,9 @@ class PaddedTrajectories:
         """``[places, *]`` in memory that later updates use again, and that grows with the number of them."""
         room = self._rooms.get(key)
         if room is None or len(room) < places:
-            with torch.inference_mode(False):
-                room = self._rooms[key] = column.new_empty((places, *column.shape[2:]))
+            shape = (places, *column.shape[2:])
+            room = memory.empty(shape, dtype=column.dtype, device=column.device)
+            self._rooms[key] = room
         return room[:places]
 
 
