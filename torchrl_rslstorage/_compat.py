@@ -125,8 +125,6 @@ class Columns(LazyTensorStorage):
     @_len.setter
     def _len(self, value: int) -> None:
         self._num_elements = value
-        # TorchRL's __getstate__ expects its shared counter to be there.
-        self.__dict__.setdefault("_len_value", None)
 
     @property
     def columns(self) -> TensorDictBase | None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import chain, pairwise
+from itertools import pairwise
 from operator import is_
 from typing import Any
 
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
+from torchrl_rslstorage._compat import plain_entries
 from torchrl_rslstorage.data.leaves import Key, nest
 
 
@@ -50,21 +51,28 @@ def balanced(total: int, parts: int) -> list[tuple[int, int]]:
     return list(pairwise(i * small + min(i, longer) for i in range(parts + 1)))
 
 
-_Contents = tuple[TensorDictBase, list[Any]]
-"""A TensorDict with the names and values, in turns, that it was locked with."""
+_Contents = tuple[TensorDictBase, tuple[str, ...], tuple[Any, ...]]
+"""A TensorDict with the names and the values that it was locked with."""
 
 
 def _contents(td: TensorDictBase) -> Iterator[_Contents]:
     """What ``td`` and every TensorDict below it hold now."""
-    yield td, list(chain.from_iterable(td.items()))
-    for value in td.values():
+    entries = plain_entries(td)
+    assert entries is not None
+    yield td, tuple(entries), tuple(entries.values())
+    for value in entries.values():
         if isinstance(value, TensorDictBase):
             yield from _contents(value)
 
 
 def _holds(contents: _Contents) -> bool:
     """Whether the TensorDict is locked and holds the very same objects, names as well as values."""
-    td, held = contents
-    items = list(td.items())
-    # One comparison of identities, in C: this runs over every mini-batch of every update.
-    return td.is_locked and 2 * len(items) == len(held) and all(map(is_, chain.from_iterable(items), held))
+    td, names, values = contents
+    entries = plain_entries(td)
+    # Compared in C: this runs over every mini-batch of every update.
+    return (
+        entries is not None
+        and td.is_locked
+        and tuple(entries) == names
+        and all(map(is_, entries.values(), values))
+    )

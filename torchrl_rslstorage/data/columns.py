@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NoReturn
 
-import torch
 from torch import Tensor
 
 from torchrl_rslstorage._compat import foreach_copy_
 from torchrl_rslstorage.data import memory
+from torchrl_rslstorage.data.gathering import RowCopy, copy_rows
 from torchrl_rslstorage.data.leaves import Key, dtype_name, same_tensors, select, show, show_all
 
 
@@ -67,18 +67,19 @@ class Gather:
         self._names = names
         self._flats = flats
         self._rooms = rooms
-        self._parts: dict[int, dict[Key, Tensor]] = {}
+        self._parts: dict[int, tuple[dict[Key, Tensor], list[RowCopy]]] = {}
 
     def run(self, cells: Tensor) -> dict[Key, Tensor]:
         """The cells ``cells`` of every column, in the workspace; the same dictionary for the same number."""
         size = len(cells)
-        part = self._parts.get(size)
-        if part is None:
-            part = self._parts[size] = {
-                name: room[:size] for name, room in zip(self._names, self._rooms, strict=True)
-            }
-        for flat, room in zip(self._flats, part.values(), strict=True):
-            torch.index_select(flat, 0, cells, out=room)
+        if size not in self._parts:
+            rooms = [room[:size] for room in self._rooms]
+            self._parts[size] = (
+                dict(zip(self._names, rooms, strict=True)),
+                [RowCopy(flat, room) for flat, room in zip(self._flats, rooms, strict=True)],
+            )
+        part, copies = self._parts[size]
+        copy_rows(copies, cells)
         return part
 
 

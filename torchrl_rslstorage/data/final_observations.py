@@ -19,6 +19,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from torchrl_rslstorage._compat import foreach_copy_
 from torchrl_rslstorage.data import memory
 from torchrl_rslstorage.data.leaves import Key, nest
 
@@ -65,8 +66,21 @@ class _Candidates(NamedTuple):
 class _WholeRow(NamedTuple):
     """The row of which every environment is kept, and the memory that it stands in the middle of."""
 
+    number: int
     t: Tensor
     rooms: dict[Key, Tensor]
+    middles: dict[Key, Tensor]
+
+    def fits(self, number: int, values: Mapping[Key, Tensor]) -> bool:
+        """Whether the row ``number`` of these values can stand here, as one did in the window before."""
+        return (
+            number == self.number
+            and self.middles.keys() == values.keys()
+            and all(
+                middle.shape == values[key].shape and middle.dtype is values[key].dtype
+                for key, middle in self.middles.items()
+            )
+        )
 
 
 class CellTable:
@@ -85,6 +99,7 @@ class CellTable:
         self._envs = torch.arange(num_envs, device=device)
         self._no_flags = torch.zeros(num_envs, 1, dtype=torch.bool)
         self._rooms: dict[Key, Tensor] = {}
+        self._last_whole: _WholeRow | None = None
         self._room_beside = max(_LEAST_ROOM, num_envs // 8)
         self.clear()
 
@@ -110,18 +125,22 @@ class CellTable:
         """
         self.commit(self.copied(t, flags, values))
 
+    def is_passed_over(self, flags: Tensor) -> bool:
+        """Whether nothing is kept of a row with these flags ``[N, 1]``; False where a look would stall."""
+        return not _stalls(flags) and torch.equal(flags, self._no_flags)  # a third of bool(flags.any())
+
     def copied(
         self, t: int, flags: Tensor | None, values: Mapping[Key, Tensor]
     ) -> Chunk | _Candidates | None:
         """What `record` would keep, copied but not yet kept: for rows that may still be refused."""
         if flags is None:
             return self._whole_row(t, values)
+        if self.is_passed_over(flags):
+            return None
         if _stalls(flags):
             return _Candidates(
                 t, flags.clone(), {key: value.detach().clone() for key, value in values.items()}
             )
-        if torch.equal(flags, self._no_flags):  # a third of the time of bool(flags.any())
-            return None
         envs = flags.view(-1).nonzero().view(-1)
         if self._whole is not None and self._device == envs.device and self._is_filled_behind():
             places = self._places_behind(self._whole, len(envs))
@@ -143,6 +162,7 @@ class CellTable:
                 larger = memory.empty_rows(room, 2 * (first + count))
                 larger[:first] = room[:first]
                 whole.rooms[key] = self._rooms[key] = larger
+                self._last_whole = None  # stands in the smaller one
         return {key: room[first : first + count] for key, room in whole.rooms.items()}
 
     def commit(self, copied: Chunk | _Candidates | None) -> None:
@@ -210,8 +230,16 @@ class CellTable:
 
     def _whole_row(self, t: int, observations: Mapping[Key, Tensor]) -> Chunk:
         """The whole row ``t``, in memory that every window reuses, with room beside it for other cells."""
+        whole = self._last_whole
+        if whole is None or not whole.fits(t, observations):
+            whole = self._last_whole = self._make_whole_row(t, observations)
+        self._whole = whole
+        if whole.middles:
+            foreach_copy_(list(whole.middles.values()), [observations[key] for key in whole.middles])
+        return whole.t, self._envs, whole.middles
+
+    def _make_whole_row(self, t: int, observations: Mapping[Key, Tensor]) -> _WholeRow:
         rooms: dict[Key, Tensor] = {}
-        beside, num = self._room_beside, self._num_envs
         for key, value in observations.items():
             room = self._rooms.get(key)
             if room is None or room.shape[1:] != value.shape[1:] or room.dtype != value.dtype:
@@ -219,10 +247,10 @@ class CellTable:
                 room = memory.empty(shape, dtype=value.dtype, device=self._device)
                 self._rooms[key] = room
             rooms[key] = room
-            room[beside : beside + num].copy_(value.detach())
-        row = torch.full_like(self._envs, t)
-        self._whole = _WholeRow(row, rooms)
-        return row, self._envs, {key: room[beside : beside + num] for key, room in rooms.items()}
+        middle = slice(self._room_beside, self._room_beside + self._num_envs)
+        with torch.inference_mode(False):
+            middles = {key: room[middle] for key, room in rooms.items()}
+            return _WholeRow(t, torch.full_like(self._envs, t), rooms, middles)
 
     def _placed(self, t: Tensor, envs: Tensor, kept: dict[Key, Tensor]) -> Chunk:
         if envs.device == self._device:
@@ -266,4 +294,4 @@ class CellTable:
 
 def _stalls(flags: Tensor) -> bool:
     """Whether a look at ``flags`` makes the host wait for a device."""
-    return flags.device.type != "cpu"
+    return not flags.is_cpu

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from operator import is_
 from typing import Any
 
 import torch
@@ -101,7 +102,7 @@ def nbytes(flat: Mapping[Key, Tensor]) -> int:
 
 def same_tensors(a: Mapping[Key, Tensor], b: Mapping[Key, Tensor]) -> bool:
     """Whether both hold the very same tensors by the same names."""
-    return len(a) == len(b) and all(b.get(key) is tensor for key, tensor in a.items())
+    return len(a) == len(b) and all(map(is_, map(b.get, a), a.values()))
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any
 
+import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
 from torchrl_rslstorage._compat import plain_entries
 from torchrl_rslstorage.data.leaves import Key
 
-_shape, _dtype = attrgetter("shape"), attrgetter("dtype")
+_shape, _dtype = torch.Tensor.size, attrgetter("dtype")  # half the time of reading `shape`
 
 
 class RowPlan:

@@ -101,14 +101,15 @@ class MiniBatchSampler(RolloutSampler):
 
     def mini_batch(self, storage: RolloutTensorStorage, position: int) -> TensorDictBase:
         """The mini-batch number ``position``, a locked view of the shuffled copy."""
-        epoch, number = divmod(position, self.num_mini_batches)
-        if self.reshuffle and number == 0 and epoch:
+        number = position % self.num_mini_batches
+        if self.reshuffle and number == 0 and position:
             self._shuffle(storage.max_size, storage.device)
-        if self._batches is None:
+        batches = self._batches
+        if batches is None:
             assert self._draw is not None
             shuffled = storage.shuffled(self._draw.to(storage.device), self.keys)
-            self._batches = self._views.cut(shuffled, self.num_mini_batches)
-        return self._batches[number]
+            batches = self._batches = self._views.cut(shuffled, self.num_mini_batches)
+        return batches[number]
 
     def sample(self, storage: Storage, batch_size: int | None = None) -> tuple[Any, dict[str, Any]]:
         """TorchRL's protocol, for a stock buffer over any ``[T, N]`` storage: ``(t, n)`` and no info.

@@ -216,7 +216,8 @@ class RolloutTensorStorage(Columns):
 
     def write_row(self, t: int, data: TensorDictBase) -> None:
         """Copies the whole row ``t`` from a TensorDict ``[N]`` with its ``next``."""
-        tensors = None if self._row_plan is None else self._row_plan.read(data)
+        plan = self._row_plan
+        tensors = None if plan is None else plan.read(data)
         if tensors is None:
             self._write_leaves(t, data)
             return
@@ -224,9 +225,12 @@ class RolloutTensorStorage(Columns):
         if views is None:
             assert self._root is not None and self._next is not None
             views = self._row_views[t] = [*self._root.row(t), *self._next.row(t)]
-        finals = dict(zip(self._final_keys, tensors[len(views) :], strict=True))
-        foreach_copy_(views, tensors[: len(views)])
-        self._final.record(t, None if t == self.num_steps - 1 else tensors[self._kept_at], finals)
+        num_columns = len(views)
+        foreach_copy_(views, tensors[:num_columns])
+        flags = None if t == self.num_steps - 1 else tensors[self._kept_at]
+        final = self._final
+        if flags is None or not final.is_passed_over(flags):
+            final.record(t, flags, dict(zip(self._final_keys, tensors[num_columns:], strict=True)))
 
     def _write_leaves(self, t: int, data: TensorDictBase) -> None:
         """`write_row` by the names of the leaves, which says what is wrong with a row."""

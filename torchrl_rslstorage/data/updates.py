@@ -84,8 +84,9 @@ class UpdateSampler(SamplerBase, Generic[StorageT]):
         """
         self._start(storage)
         mine, position, last = self._update, self._position, self.num_batches - 1
+        mini_batch = self.mini_batch
         while position is not None:
-            batch = self.mini_batch(storage, position)
+            batch = mini_batch(storage, position)
             if position == last:
                 self._position, self._ran_out = None, True
                 yield batch
