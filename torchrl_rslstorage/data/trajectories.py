@@ -10,22 +10,22 @@
       0     0   (2,1)                   0 0 1          L is the longest trajectory, at most T
       0     0   (3,1)                   0 0 1
 
-Everything is index arithmetic on whole tensors. A plan asks the device for two numbers and for the rows
-in which an environment resets; padding and un-padding never wait for it.
+Everything is index arithmetic on whole tensors. Groups of environments are planned together, which asks the
+device for their sizes and for the rows in which an environment resets, twice for all of them; padding and
+un-padding never wait for it.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from torchrl_rslstorage.data import memory
+from torchrl_rslstorage.data.row_gathering import gather_rows
 
 _ZERO_ROW = "_rslstorage_zero_row"
 
@@ -114,21 +114,23 @@ class PlannedGroups:
     start: Tensor
     """The ``start`` of every plan, ``[B]``."""
 
-    def pad(self, x: Tensor, *, out: Tensor | None = None) -> list[Tensor]:
-        """The function `pad` by every plan: ``[L, B, *]`` of each group, in one piece of memory.
+    def pad(self, x: Tensor, *, out: Tensor | None = None) -> Tensor:
+        """What the function `pad` gives by every plan, one behind the other, ``[P, *]``.
 
         Args:
             x: ``[T, N, *]``, the whole window, any dtype.
             out: ``[P, *]`` to write into.
+
+        Raises:
+            ValueError: ``x`` is not of the window's size.
         """
-        return self.split(_padded(x, self.index, out))
+        return _padded(x, self.plans[0], self.index, out)
 
     def split(self, places: Tensor) -> list[Tensor]:
         """``[P, *]`` as ``[L, B, *]`` of each group."""
         parts = places.split([plan.mask.numel() for plan in self.plans])
         return [
-            part.view(*plan.mask.shape, *part.shape[1:])
-            for part, plan in zip(parts, self.plans, strict=True)
+            part.view(*plan.mask.shape, *part.shape[1:]) for part, plan in zip(parts, self.plans, strict=True)
         ]
 
 
@@ -143,19 +145,22 @@ def plan_groups(done: Tensor, envs: Tensor, bounds: Sequence[tuple[int, int]]) -
     done, envs = _flags(done), envs.to(done.device)
     num_steps, num_envs = done.shape
     num, device = len(envs), done.device
-    goes_on = torch.zeros(num_steps, num, dtype=torch.bool, device=device)
-    torch.logical_not(done[:-1].index_select(1, envs), out=goes_on[1:])
-    # Environment-major from here to `inverse`: cell m·T + t.
-    first_cells = goes_on.logical_not().t().reshape(-1)
-    start = first_cells.nonzero().view(-1)
+    # Environment-major up to `env`: cell m·T + t.
+    begins = torch.ones(num, num_steps, dtype=torch.bool, device=device)
+    begins[:, 1:] = done.t().index_select(0, envs)[:, :-1]
+    start = begins.view(-1).nonzero().view(-1)
     lengths = torch.diff(start, append=torch.full((1,), num * num_steps, device=device))
-    trajectory = first_cells.cumsum(0) - 1
+    trajectory = begins.view(-1).cumsum(0) - 1
     step = torch.arange(num * num_steps, device=device) - start.index_select(0, trajectory)
     trajectory, step = trajectory.view(num, num_steps), step.view(num, num_steps)
-    start = (start % num_steps) * num_envs + envs.index_select(0, start // num_steps)
+    env = start // num_steps
+    start = (start - env * num_steps) * num_envs + envs.index_select(0, env)
+    goes_on = torch.empty(num_steps, num, dtype=torch.bool, device=device)
+    torch.logical_not(begins.t(), out=goes_on)
     found = _ask(goes_on, trajectory, step, bounds)
 
-    index = torch.empty(sum(group.longest * group.number for group in found), dtype=torch.int64, device=device)
+    num_places = sum(group.longest * group.number for group in found)
+    index = torch.empty(num_places, dtype=torch.int64, device=device)
     nowhere = torch.full((), num_steps * num_envs, device=device)
     row = torch.arange(num_steps, device=device).unsqueeze(1)
     plans: list[Trajectories] = []
@@ -165,7 +170,7 @@ def plan_groups(done: Tensor, envs: Tensor, bounds: Sequence[tuple[int, int]]) -
         mask = row[:longest] < lengths[mine]
         places = index[place : (place := place + mask.numel())].view(mask.shape)
         torch.where(mask, start[mine] + row[:longest] * num_envs, nowhere, out=places)
-        inverse = (step[first:last] * number).add_(trajectory[first:last] - begin).t().contiguous()
+        inverse = (trajectory[first:last] - begin).add_(step[first:last], alpha=number).t().contiguous()
         plans.append(
             Trajectories(
                 index=places,
@@ -200,31 +205,7 @@ def pad(x: Tensor, plan: Trajectories, *, out: Tensor | None = None) -> Tensor:
         >>> pad(torch.tensor([[1], [2], [3]]), plan_trajectories(done)).tolist()
         [[1, 2], [0, 3]]
     """
-    window = (len(plan.inverse), plan.num_envs)
-    if tuple(x.shape[:2]) != window:
-        raise ValueError(
-            f"`x` has {x.shape[0]} rows of {x.shape[1]} environments, but the plan is of a window with "
-            f"{window[0]} rows of {window[1]} environments."
-        )
-    return _padded(x, plan.index.view(-1), out).view(*plan.mask.shape, *x.shape[2:])
-
-
-def _padded(x: Tensor, index: Tensor, out: Tensor | None) -> Tensor:
-    """The cells ``[P, *]`` of ``x [T, N, *]``, with zeros where ``index [P]`` says that there is none."""
-    with_zeros = with_zero_row(x)
-    if with_zeros is not None:
-        return take_rows(with_zeros, index, out=out)
-    num_cells = x.shape[0] * x.shape[1]
-    places = take_rows(x.flatten(0, 1), index.clamp(max=num_cells - 1), out=out)
-    return places.index_fill_(0, (index == num_cells).nonzero().view(-1), 0)
-
-
-def take_rows(x: Tensor, index: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """``x.index_select(0, index)``, in a third of the time where a row is one number."""
-    if x.ndim > 1 and x.shape[1:].numel() == 1 and x.is_contiguous() and (out is None or out.is_contiguous()):
-        flat = torch.index_select(x.view(-1), 0, index, out=None if out is None else out.view(-1))
-        return flat.view(-1, *x.shape[1:])
-    return torch.index_select(x, 0, index, out=out)
+    return _padded(x, plan, plan.index.view(-1), out).view(*plan.mask.shape, *x.shape[2:])
 
 
 def unpad(y: Tensor, plan: Trajectories) -> Tensor:
@@ -275,110 +256,20 @@ def with_zero_row(x: Tensor) -> Tensor | None:
     return base if whole and x.shape[0] * x.shape[1] + 1 == len(base) else None
 
 
-class Layout(ABC):
-    """How a network that steps through time reads a padded mini-batch: its rows, and where they reset."""
-
-    num_cells: int
-    """V, the cells that are not padding."""
-
-    resets: tuple[int, ...] = ()
-    """The rows in which some environment starts anew, row 0 left out."""
-
-    def __init__(self, shape: torch.Size, cells: Tensor) -> None:
-        self._shape = shape
-        self._cells = cells
-        self.num_cells = len(cells)
-
-    def take(self, x: Tensor) -> Tensor:
-        """The valid cells of ``[L, B, *]``, as ``[V, *]``."""
-        return x.flatten(0, 1).index_select(0, self._cells)
-
-    def put(self, y: Tensor) -> Tensor:
-        """``[V, *]`` in the order of `take` back to ``[L, B, *]``, with zeros for padding."""
-        places = y.new_zeros(self._shape.numel(), *y.shape[1:])
-        return places.index_copy(0, self._cells, y).view(*self._shape, *y.shape[1:])
-
-    @abstractmethod
-    def rows(self, x: Tensor) -> Tensor:
-        """``[L, B, *]`` as the rows to step through, ``[T, M, *]``."""
-
-    @abstractmethod
-    def entering(self, state: Tensor) -> Tensor:
-        """Of the states ``[L, B, *]`` those with which the rows are entered, ``[M, *]``."""
-
-    @abstractmethod
-    def goes_on(self, row: int) -> Tensor:
-        """Which of the M go on from the row before, ``[M]`` bool."""
-
-    @abstractmethod
-    def of_rows(self, y: Tensor) -> Tensor:
-        """Results ``[T, M, *]`` for the rows, as ``[V, *]`` in the order of `take`."""
-
-
-class PlannedLayout(Layout):
-    """A mini-batch read as the T steps of M environments that it was made of: no padding to compute on."""
-
-    def __init__(self, plan: Trajectories) -> None:
-        super().__init__(plan.mask.shape, plan.inverse.view(-1))
-        self.resets = plan.resets
-        self._rows_shape = plan.inverse.shape
-        self._first = plan.first
-        self._goes_on = plan.goes_on
-
-    def rows(self, x: Tensor) -> Tensor:
-        """The steps of the environments, ``[T, M, *]``."""
-        return self.take(x).view(*self._rows_shape, *x.shape[2:])
-
-    def entering(self, state: Tensor) -> Tensor:
-        """The state of each environment's first trajectory."""
-        return state[0].index_select(0, self._first)
-
-    def goes_on(self, row: int) -> Tensor:
-        """Which environments' episodes go on from the row before."""
-        return self._goes_on[row]
-
-    def of_rows(self, y: Tensor) -> Tensor:
-        """Every cell: none of them is padding."""
-        return y.flatten(0, 1)
-
-
-class PaddedLayout(Layout):
-    """A mini-batch of which the mask alone is known: B trajectories of L rows, zeros for padding."""
-
-    def __init__(self, mask: Tensor) -> None:
-        super().__init__(mask.shape, mask.reshape(-1).nonzero().view(-1))
-        self._mask = mask
-
-    def rows(self, x: Tensor) -> Tensor:
-        """The trajectories as they are, with zeros for padding."""
-        return torch.where(self._mask.view(*self._mask.shape, *[1] * (x.ndim - 2)), x, 0)
-
-    def entering(self, state: Tensor) -> Tensor:
-        """The state of each trajectory."""
-        return state[0]
-
-    def goes_on(self, row: int) -> Tensor:
-        """Every trajectory does, in every row."""
-        return torch.ones_like(self._mask[row])
-
-    def of_rows(self, y: Tensor) -> Tensor:
-        """The cells that are not padding."""
-        return self.take(y)
-
-
-# Beside the masks, not on them: a plan on a mask that it holds itself would be freed late and saved with it.
-_PLANNED: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
-
-
-def attach_plan(mask: Tensor, plan: Trajectories) -> None:
-    """Remembers by which plan the mini-batch with this very ``mask`` was made."""
-    _PLANNED[mask] = (mask._version, PlannedLayout(plan))
-
-
-def layout_of(mask: Tensor) -> Layout:
-    """How a mini-batch with this ``mask [L, B]`` is read; a copied or changed one is read as it is."""
-    planned = _PLANNED.get(mask)
-    return planned[1] if planned is not None and planned[0] == mask._version else PaddedLayout(mask)
+def _padded(x: Tensor, plan: Trajectories, index: Tensor, out: Tensor | None) -> Tensor:
+    """The cells ``[P, *]`` of ``x [T, N, *]``, with zeros where ``index [P]`` says that there is none."""
+    window = (len(plan.inverse), plan.num_envs)
+    if tuple(x.shape[:2]) != window:
+        raise ValueError(
+            f"`x` has {x.shape[0]} rows of {x.shape[1]} environments, but the plan is of a window with "
+            f"{window[0]} rows of {window[1]} environments."
+        )
+    with_zeros = with_zero_row(x)
+    if with_zeros is not None:
+        return gather_rows(with_zeros, index, out=out)
+    nowhere = x.shape[0] * x.shape[1]
+    places = gather_rows(x.flatten(0, 1), index.clamp(max=nowhere - 1), out=out)
+    return places.index_fill_(0, (index == nowhere).nonzero().view(-1), 0)
 
 
 def _flags(done: Tensor) -> Tensor:
@@ -410,16 +301,15 @@ def _ask(
     goes_on: Tensor, trajectory: Tensor, step: Tensor, bounds: Sequence[tuple[int, int]]
 ) -> list[_Found]:
     """What the host has to know of all groups, fetched from the device at once."""
-    questions: list[Tensor] = []
+    numbers: list[Tensor] = []
     for first, last in bounds:
-        questions += [
-            trajectory[first, :1],
-            trajectory[last - 1, -1:],
-            step[first:last].max().view(1),
-            goes_on[:, first:last].all(1).logical_not(),
-        ]
-    answers = torch.cat(questions).view(len(bounds), -1).tolist()
-    return [
-        _Found(begin, end + 1 - begin, longest + 1, tuple(t for t, hit in enumerate(hits) if hit and t))
-        for begin, end, longest, *hits in answers
-    ]
+        numbers += [trajectory[first, 0], trajectory[last - 1, -1], step[first:last].max()]
+    goes_on_everywhere = torch.stack([goes_on[:, first:last].all(1) for first, last in bounds])
+    answers = torch.cat([torch.stack(numbers), goes_on_everywhere.view(-1).long()]).tolist()
+    found: list[_Found] = []
+    for group in range(len(bounds)):
+        begin, end, longest = answers[3 * group : 3 * group + 3]
+        rows = answers[3 * len(bounds) + group * len(goes_on) :][: len(goes_on)]
+        resets = tuple(t for t, all_go_on in enumerate(rows) if t and not all_go_on)
+        found.append(_Found(begin, end + 1 - begin, longest + 1, resets))
+    return found

@@ -15,9 +15,11 @@ from torchrl_rslstorage.data import memory
 from torchrl_rslstorage.data.batch_views import balanced
 from torchrl_rslstorage.data.final_observations import FinalObservations
 from torchrl_rslstorage.data.leaves import Key, nest, select
+from torchrl_rslstorage.data.row_gathering import gather_rows
 from torchrl_rslstorage.data.samplers import RolloutSampler
 from torchrl_rslstorage.data.storages import RolloutTensorStorage
-from torchrl_rslstorage.data.trajectories import PlannedGroups, attach_plan, plan_groups, take_rows
+from torchrl_rslstorage.data.trajectories import PlannedGroups, plan_groups
+from torchrl_rslstorage.data.trajectory_layouts import attach_plan
 from torchrl_rslstorage.data.updates import at_least_one, checked_keys
 
 
@@ -141,14 +143,15 @@ class TrajectorySampler(RolloutSampler):
             )
         done = _ends(storage.window().get(("next", "done")), columns.get("is_init"))
         groups = plan_groups(done, self._draw, balanced(storage.num_envs, self.num_mini_batches))
-        padded = {
+        wanted = [name for name in names if name in states]
+        first = self._first_states(storage.start_states(), storage.num_envs, wanted, groups) if wanted else {}
+        gathered = {
             name: groups.pad(columns[name], out=self._room(name, len(groups.index), columns[name], skip=2))
             for name in names
             if name in columns and name != "is_init"
         }
-        wanted = [name for name in names if name in states]
-        if wanted:
-            padded.update(self._first_states(storage.start_states(), storage.num_envs, wanted, groups))
+        padded = {name: groups.split(places) for name, places in gathered.items()}
+        padded |= first
         padded["mask"] = [plan.mask for plan in groups.plans]
         padded["is_init"] = _is_init(columns.get("is_init"), groups)
         batches: list[TensorDict] = []
@@ -177,7 +180,7 @@ class TrajectorySampler(RolloutSampler):
         found: dict[Key, list[Tensor]] = {}
         for name in names:
             states = cast("Tensor", starts.observation.get(name))
-            first = take_rows(states, places, out=self._room(name, len(places), states, skip=1))
+            first = gather_rows(states, places, out=self._room(name, len(places), states, skip=1))
             found[name] = [
                 part.unsqueeze(0).expand(len(plan.mask), *part.shape)
                 for part, plan in zip(first.split(sizes), groups.plans, strict=True)
@@ -207,7 +210,7 @@ def _is_init(column: Tensor | None, groups: PlannedGroups) -> list[Tensor]:
     """``[L, B, 1]`` each: no trajectory starts an episode but in its first row, which is where it was cut."""
     num_steps, num_envs = len(groups.plans[0].inverse), groups.plans[0].num_envs
     if column is not None and column.dtype is torch.bool and column.numel() == num_steps * num_envs:
-        first = take_rows(column.view(-1), groups.start)
+        first = gather_rows(column.view(-1), groups.start)
     else:
         # Nobody wrote the flags: a trajectory that starts inside the window starts an episode.
         first = groups.start >= num_envs
