@@ -146,8 +146,9 @@ def plan_groups(done: Tensor, envs: Tensor, bounds: Sequence[tuple[int, int]]) -
     num_steps, num_envs = done.shape
     num, device = len(envs), done.device
     # Environment-major up to `env`: cell m·T + t.
-    begins = torch.ones(num, num_steps, dtype=torch.bool, device=device)
-    begins[:, 1:] = done.t().index_select(0, envs)[:, :-1]
+    begins = torch.ones(num_envs, num_steps, dtype=torch.bool, device=device)
+    begins[:, 1:] = done[:-1].t()
+    begins = begins.index_select(0, envs)
     start = begins.view(-1).nonzero().view(-1)
     lengths = torch.diff(start, append=torch.full((1,), num * num_steps, device=device))
     trajectory = begins.view(-1).cumsum(0) - 1
