@@ -141,6 +141,9 @@ def plan_groups(done: Tensor, envs: Tensor, bounds: Sequence[tuple[int, int]]) -
         done: ``[T, N]`` or ``[T, N, 1]`` bool.
         envs: environments in the order of the groups, ``[M]`` int64.
         bounds: the first and the last environment of each group, the last left out.
+
+    Raises:
+        ValueError: ``done`` is not bool, has another shape, or no cell.
     """
     done, envs = _flags(done), envs.to(done.device)
     num_steps, num_envs = done.shape
