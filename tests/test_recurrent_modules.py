@@ -12,7 +12,7 @@ from torch import Tensor
 from torchrl.envs import Compose, InitTracker, TransformedEnv
 
 from torchrl_rslstorage import PendulumEnv, RNNActor, RNNCritic, pad, plan_trajectories
-from torchrl_rslstorage.data.trajectories import attach_plan, layout_of
+from torchrl_rslstorage.data.trajectory_layouts import attach_plan, layout_of
 
 T, N, F, A, H = 6, 4, 5, 2, 8
 KINDS = pytest.mark.parametrize("rnn_type", ["lstm", "gru"])

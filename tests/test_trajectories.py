@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import weakref
 
 import pytest
@@ -12,8 +13,15 @@ from rsl_rl.utils import split_and_pad_trajectories
 from torch import Tensor
 
 from torchrl_rslstorage import pad, plan_trajectories, unpad
-from torchrl_rslstorage.data import trajectories
-from torchrl_rslstorage.data.trajectories import attach_plan, layout_of, with_zero_row, zeros_with_zero_row
+from torchrl_rslstorage.data import trajectory_layouts
+from torchrl_rslstorage.data.batch_views import balanced
+from torchrl_rslstorage.data.trajectories import plan_groups, with_zero_row, zeros_with_zero_row
+from torchrl_rslstorage.data.trajectory_layouts import (
+    PaddedLayout,
+    PlannedLayout,
+    attach_plan,
+    layout_of,
+)
 
 EDGES = ["none", "all", "first row", "last row", "random"]
 
@@ -66,6 +74,7 @@ def test_a_brute_force_cut_gives_the_same_trajectories(window: tuple[int, int, s
     plan = plan_trajectories(done)
     assert plan.lengths.tolist() == [len(cell) for cell in expected]
     assert plan.start.tolist() == [cell[0] for cell in expected]
+    assert plan.padding.tolist() == plan.index.view(-1).eq(steps * envs).nonzero().view(-1).tolist()
     assert plan.mask.shape == (max(map(len, expected)), len(expected))
     for b, trajectory in enumerate(expected):
         assert plan.index[plan.mask[:, b], b].tolist() == trajectory
@@ -97,6 +106,43 @@ def test_chosen_environments_are_planned_in_the_order_given(
     part = slice(envs // 2, envs)
     plan = plan_trajectories(done, part)
     assert torch.equal(unpad(pad(x, plan), plan), x[:, part])
+
+
+@given(windows, st.data(), st.booleans())
+def test_groups_planned_together_are_those_planned_one_by_one(
+    window: tuple[int, int, str, int], data: st.DataObject, zero_row: bool
+) -> None:
+    steps, envs, kind, seed = window
+    done = done_flags(steps, envs, kind, seed)
+    order = torch.randperm(envs, generator=torch.Generator().manual_seed(seed))
+    bounds = balanced(envs, data.draw(st.integers(1, envs)))
+    together = plan_groups(done.unsqueeze(-1), order, bounds)
+    x = cells(steps, envs, 2)
+    if zero_row:
+        x = zeros_with_zero_row(x.shape, dtype=x.dtype, device="cpu").copy_(x)
+    padded = together.split(together.pad(x))
+    for plan, part, (first, last) in zip(together.plans, padded, bounds, strict=True):
+        alone = plan_trajectories(done, order[first:last])
+        for field in dataclasses.fields(plan):
+            ours, theirs = getattr(plan, field.name), getattr(alone, field.name)
+            if isinstance(theirs, Tensor):
+                assert ours.dtype is theirs.dtype, field.name
+                assert torch.equal(ours, theirs), field.name
+            else:
+                assert ours == theirs, field.name
+        assert torch.equal(part, pad(x, alone))
+        assert torch.equal(unpad(part, plan), x[:, order[first:last]])
+    assert torch.equal(together.index, torch.cat([plan.index.view(-1) for plan in together.plans]))
+    assert torch.equal(together.start, torch.cat([plan.start for plan in together.plans]))
+
+
+def test_a_mask_that_was_changed_leaves_the_other_groups_their_plans() -> None:
+    plans = plan_groups(torch.zeros(3, 4, dtype=torch.bool), torch.arange(4), balanced(4, 2)).plans
+    for plan in plans:
+        attach_plan(plan.mask, plan)
+    plans[0].mask[2:] = False
+    assert isinstance(layout_of(plans[0].mask), PaddedLayout)
+    assert isinstance(layout_of(plans[1].mask), PlannedLayout)
 
 
 @given(windows)
@@ -162,7 +208,7 @@ def test_a_mask_that_was_changed_or_copied_is_read_as_it_is() -> None:
     for mask in (plan.mask, copy):
         expected = mask.clone()
         assert layout_of(mask).num_cells == int(expected.sum())
-    assert len(trajectories._PLANNED) < 50, "a plan must not outlive its mask"
+    assert len(trajectory_layouts._PLANNED) < 50, "a plan must not outlive its mask"
 
 
 def test_plans_die_with_their_masks() -> None:

@@ -135,12 +135,13 @@ def test_a_mini_batch_cannot_be_written_to_and_is_the_same_object_in_each_epoch(
         batches[0]["cell"] = torch.zeros(batches[0].shape)
 
 
-def test_the_next_window_leaves_nothing_of_the_one_before():
+@pytest.mark.parametrize(("before", "after"), [(0.6, 0.1), (0.1, 0.6)])
+def test_the_next_window_leaves_nothing_of_the_one_before(before: float, after: float):
     sampler = TrajectorySampler(2)
-    buffer = buffer_of(random_done(6, 4, 0.6), sampler)
+    buffer = buffer_of(random_done(6, 4, before), sampler)
     list(buffer)
     buffer.empty()
-    buffer.extend(window_of(random_done(6, 4, 0.1, seed=1)), time_dim=0)
+    buffer.extend(window_of(random_done(6, 4, after, seed=1)), time_dim=0)
     for batch in buffer:
         assert torch.equal(batch["cell"].ne(0), batch["mask"])
         assert torch.equal(batch["memory", "h"][0, :, 0, 0], -batch["cell"][0])

@@ -10,21 +10,22 @@
       0     0   (2,1)                   0 0 1          L is the longest trajectory, at most T
       0     0   (3,1)                   0 0 1
 
-Everything is index arithmetic on whole tensors. A plan asks the device for two numbers and for the rows
-in which an environment resets; padding and un-padding never wait for it.
+Everything is index arithmetic on whole tensors. Groups of environments are planned together, which asks the
+device for their sizes and for the rows in which an environment resets, twice for all of them; padding and
+un-padding never wait for it.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from torchrl_rslstorage.data import memory
+from torchrl_rslstorage.data.row_gathering import gather_rows
 
 _ZERO_ROW = "_rslstorage_zero_row"
 
@@ -87,53 +88,107 @@ def plan_trajectories(done: Tensor, envs: Tensor | slice | None = None) -> Traje
         >>> plan_trajectories(torch.tensor([[True], [False], [False]])).lengths
         tensor([1, 2])
     """
-    if done.ndim == 3 and done.shape[-1] == 1:
-        done = done.squeeze(-1)
-    if done.ndim != 2 or done.dtype is not torch.bool or not done.numel():
-        raise ValueError(
-            f"`done` must be bool [T, N] or [T, N, 1] with at least one cell, got {done.dtype} "
-            f"{tuple(done.shape)}."
-        )
-    num_steps, num_envs = done.shape
-    device = done.device
-    ids = torch.arange(num_envs, device=device)
+    done = _flags(done)
     if isinstance(envs, Tensor) and (envs.ndim != 1 or envs.dtype is not torch.int64 or not len(envs)):
         raise ValueError(
             f"`envs` must be int64 [M] with at least one environment, got {envs.dtype} {tuple(envs.shape)}."
         )
-    if envs is not None:
-        ids = ids[envs] if isinstance(envs, slice) else envs.to(device)
-        done = done.index_select(1, ids)
-    num = len(ids)
-    goes_on = torch.zeros(num_steps, num, dtype=torch.bool, device=device)
-    torch.logical_not(done[:-1], out=goes_on[1:])
-    # Environment-major from here to `inverse`: cell m·T + t.
-    first_cells = goes_on.logical_not().t().reshape(-1)
-    start = first_cells.nonzero().view(-1)
-    num_trajectories = len(start)
-    end = torch.full((1,), num * num_steps, device=device)
-    lengths = torch.diff(start, append=end)
-    trajectory = first_cells.cumsum(0) - 1
-    step = torch.arange(num * num_steps, device=device) - start.index_select(0, trajectory)
-    inverse = (step * num_trajectories).add_(trajectory).view(num, num_steps).t().contiguous()
-    resets, longest = _ask(goes_on, lengths)
+    num_envs = done.shape[1]
+    if envs is None:
+        ids = torch.arange(num_envs, device=done.device)
+    elif isinstance(envs, slice):
+        ids = torch.arange(num_envs, device=done.device)[envs]
+    else:
+        ids = envs
+    return plan_groups(done, ids, [(0, len(ids))]).plans[0]
 
-    window_start = (start % num_steps) * num_envs + ids.index_select(0, start // num_steps)
-    row = torch.arange(longest, device=device).unsqueeze(1)
-    mask = row < lengths
-    index = torch.addcmul(window_start, row, torch.full((1,), num_envs, device=device))
-    index.masked_fill_(mask.logical_not(), num_steps * num_envs)
-    return Trajectories(
-        index=index,
-        mask=mask,
-        inverse=inverse,
-        start=window_start,
-        lengths=lengths,
-        first=inverse[0],
-        resets=resets,
-        goes_on=goes_on,
-        num_envs=num_envs,
-    )
+
+@dataclass(frozen=True)
+class PlannedGroups:
+    """The plans of groups of environments, made together; the places of each stand behind those before it."""
+
+    plans: list[Trajectories]
+    """One a group."""
+    index: Tensor
+    """The ``index`` of every plan, ``[P]``."""
+    start: Tensor
+    """The ``start`` of every plan, ``[B]``."""
+
+    def pad(self, x: Tensor, *, out: Tensor | None = None) -> Tensor:
+        """What the function `pad` gives by every plan, one behind the other, ``[P, *]``.
+
+        Args:
+            x: ``[T, N, *]``, the whole window, any dtype.
+            out: ``[P, *]`` to write into.
+
+        Raises:
+            ValueError: ``x`` is not of the window's size.
+        """
+        return _padded(x, self.plans[0], self.index, out)
+
+    def split(self, places: Tensor) -> list[Tensor]:
+        """``[P, *]`` as ``[L, B, *]`` of each group."""
+        parts = places.split([plan.mask.numel() for plan in self.plans])
+        return [
+            part.view(*plan.mask.shape, *part.shape[1:]) for part, plan in zip(parts, self.plans, strict=True)
+        ]
+
+
+def plan_groups(done: Tensor, envs: Tensor, bounds: Sequence[tuple[int, int]]) -> PlannedGroups:
+    """The plans of ``envs[first:last]`` for all ``bounds``, which stand side by side and leave nothing out.
+
+    Args:
+        done: ``[T, N]`` or ``[T, N, 1]`` bool.
+        envs: environments in the order of the groups, ``[M]`` int64.
+        bounds: the first and the last environment of each group, the last left out.
+
+    Raises:
+        ValueError: ``done`` is not bool, has another shape, or no cell.
+    """
+    done, envs = _flags(done), envs.to(done.device)
+    num_steps, num_envs = done.shape
+    num, device = len(envs), done.device
+    # Environment-major up to `env`: cell m·T + t.
+    begins = torch.ones(num_envs, num_steps, dtype=torch.bool, device=device)
+    begins[:, 1:] = done[:-1].t()
+    begins = begins.index_select(0, envs)
+    start = begins.view(-1).nonzero().view(-1)
+    lengths = torch.diff(start, append=torch.full((1,), num * num_steps, device=device))
+    trajectory = begins.view(-1).cumsum(0) - 1
+    step = torch.arange(num * num_steps, device=device) - start.index_select(0, trajectory)
+    trajectory, step = trajectory.view(num, num_steps), step.view(num, num_steps)
+    env = start // num_steps
+    start = (start - env * num_steps) * num_envs + envs.index_select(0, env)
+    goes_on = torch.empty(num_steps, num, dtype=torch.bool, device=device)
+    torch.logical_not(begins.t(), out=goes_on)
+    found = _ask(goes_on, trajectory, step, bounds)
+
+    num_places = sum(group.longest * group.number for group in found)
+    index = torch.empty(num_places, dtype=torch.int64, device=device)
+    nowhere = torch.full((), num_steps * num_envs, device=device)
+    row = torch.arange(num_steps, device=device).unsqueeze(1)
+    plans: list[Trajectories] = []
+    place = 0
+    for (first, last), (begin, number, longest, resets) in zip(bounds, found, strict=True):
+        mine = slice(begin, begin + number)
+        mask = row[:longest] < lengths[mine]
+        places = index[place : (place := place + mask.numel())].view(mask.shape)
+        torch.where(mask, start[mine] + row[:longest] * num_envs, nowhere, out=places)
+        inverse = (trajectory[first:last] - begin).add_(step[first:last], alpha=number).t().contiguous()
+        plans.append(
+            Trajectories(
+                index=places,
+                mask=mask,
+                inverse=inverse,
+                start=start[mine],
+                lengths=lengths[mine],
+                first=inverse[0],
+                resets=resets,
+                goes_on=goes_on[:, first:last],
+                num_envs=num_envs,
+            )
+        )
+    return PlannedGroups(plans, index, start)
 
 
 def pad(x: Tensor, plan: Trajectories, *, out: Tensor | None = None) -> Tensor:
@@ -154,20 +209,7 @@ def pad(x: Tensor, plan: Trajectories, *, out: Tensor | None = None) -> Tensor:
         >>> pad(torch.tensor([[1], [2], [3]]), plan_trajectories(done)).tolist()
         [[1, 2], [0, 3]]
     """
-    window = (len(plan.inverse), plan.num_envs)
-    if tuple(x.shape[:2]) != window:
-        raise ValueError(
-            f"`x` has {x.shape[0]} rows of {x.shape[1]} environments, but the plan is of a window with "
-            f"{window[0]} rows of {window[1]} environments."
-        )
-    index = plan.index.view(-1)
-    with_zeros = with_zero_row(x)
-    if with_zeros is not None:
-        places = torch.index_select(with_zeros, 0, index, out=out)
-    else:
-        places = torch.index_select(x.flatten(0, 1), 0, index.clamp(max=x.shape[0] * x.shape[1] - 1), out=out)
-        places.index_fill_(0, plan.padding, 0)
-    return places.view(*plan.mask.shape, *x.shape[2:])
+    return _padded(x, plan, plan.index.view(-1), out).view(*plan.mask.shape, *x.shape[2:])
 
 
 def unpad(y: Tensor, plan: Trajectories) -> Tensor:
@@ -218,114 +260,60 @@ def with_zero_row(x: Tensor) -> Tensor | None:
     return base if whole and x.shape[0] * x.shape[1] + 1 == len(base) else None
 
 
-class Layout(ABC):
-    """How a network that steps through time reads a padded mini-batch: its rows, and where they reset."""
-
-    num_cells: int
-    """V, the cells that are not padding."""
-
-    resets: tuple[int, ...] = ()
-    """The rows in which some environment starts anew, row 0 left out."""
-
-    def __init__(self, shape: torch.Size, cells: Tensor) -> None:
-        self._shape = shape
-        self._cells = cells
-        self.num_cells = len(cells)
-
-    def take(self, x: Tensor) -> Tensor:
-        """The valid cells of ``[L, B, *]``, as ``[V, *]``."""
-        return x.flatten(0, 1).index_select(0, self._cells)
-
-    def put(self, y: Tensor) -> Tensor:
-        """``[V, *]`` in the order of `take` back to ``[L, B, *]``, with zeros for padding."""
-        places = y.new_zeros(self._shape.numel(), *y.shape[1:])
-        return places.index_copy(0, self._cells, y).view(*self._shape, *y.shape[1:])
-
-    @abstractmethod
-    def rows(self, x: Tensor) -> Tensor:
-        """``[L, B, *]`` as the rows to step through, ``[T, M, *]``."""
-
-    @abstractmethod
-    def entering(self, state: Tensor) -> Tensor:
-        """Of the states ``[L, B, *]`` those with which the rows are entered, ``[M, *]``."""
-
-    @abstractmethod
-    def goes_on(self, row: int) -> Tensor:
-        """Which of the M go on from the row before, ``[M]`` bool."""
-
-    @abstractmethod
-    def of_rows(self, y: Tensor) -> Tensor:
-        """Results ``[T, M, *]`` for the rows, as ``[V, *]`` in the order of `take`."""
+def _padded(x: Tensor, plan: Trajectories, index: Tensor, out: Tensor | None) -> Tensor:
+    """The cells ``[P, *]`` of ``x [T, N, *]``, with zeros where ``index [P]`` says that there is none."""
+    window = (len(plan.inverse), plan.num_envs)
+    if tuple(x.shape[:2]) != window:
+        raise ValueError(
+            f"`x` has {x.shape[0]} rows of {x.shape[1]} environments, but the plan is of a window with "
+            f"{window[0]} rows of {window[1]} environments."
+        )
+    with_zeros = with_zero_row(x)
+    if with_zeros is not None:
+        return gather_rows(with_zeros, index, out=out)
+    nowhere = x.shape[0] * x.shape[1]
+    places = gather_rows(x.flatten(0, 1), index.clamp(max=nowhere - 1), out=out)
+    return places.index_fill_(0, (index == nowhere).nonzero().view(-1), 0)
 
 
-class PlannedLayout(Layout):
-    """A mini-batch read as the T steps of M environments that it was made of: no padding to compute on."""
-
-    def __init__(self, plan: Trajectories) -> None:
-        super().__init__(plan.mask.shape, plan.inverse.view(-1))
-        self.resets = plan.resets
-        self._rows_shape = plan.inverse.shape
-        self._first = plan.first
-        self._goes_on = plan.goes_on
-
-    def rows(self, x: Tensor) -> Tensor:
-        """The steps of the environments, ``[T, M, *]``."""
-        return self.take(x).view(*self._rows_shape, *x.shape[2:])
-
-    def entering(self, state: Tensor) -> Tensor:
-        """The state of each environment's first trajectory."""
-        return state[0].index_select(0, self._first)
-
-    def goes_on(self, row: int) -> Tensor:
-        """Which environments' episodes go on from the row before."""
-        return self._goes_on[row]
-
-    def of_rows(self, y: Tensor) -> Tensor:
-        """Every cell: none of them is padding."""
-        return y.flatten(0, 1)
+def _flags(done: Tensor) -> Tensor:
+    """``done`` as ``[T, N]``, if it is one."""
+    if done.ndim == 3 and done.shape[-1] == 1:
+        done = done.squeeze(-1)
+    if done.ndim != 2 or done.dtype is not torch.bool or not done.numel():
+        raise ValueError(
+            f"`done` must be bool [T, N] or [T, N, 1] with at least one cell, got {done.dtype} "
+            f"{tuple(done.shape)}."
+        )
+    return done
 
 
-class PaddedLayout(Layout):
-    """A mini-batch of which the mask alone is known: B trajectories of L rows, zeros for padding."""
+class _Found(NamedTuple):
+    """What the host has to know of a group."""
 
-    def __init__(self, mask: Tensor) -> None:
-        super().__init__(mask.shape, mask.reshape(-1).nonzero().view(-1))
-        self._mask = mask
-
-    def rows(self, x: Tensor) -> Tensor:
-        """The trajectories as they are, with zeros for padding."""
-        return torch.where(self._mask.view(*self._mask.shape, *[1] * (x.ndim - 2)), x, 0)
-
-    def entering(self, state: Tensor) -> Tensor:
-        """The state of each trajectory."""
-        return state[0]
-
-    def goes_on(self, row: int) -> Tensor:
-        """Every trajectory does, in every row."""
-        return torch.ones_like(self._mask[row])
-
-    def of_rows(self, y: Tensor) -> Tensor:
-        """The cells that are not padding."""
-        return self.take(y)
+    begin: int
+    """The first of its trajectories."""
+    number: int
+    """How many it has."""
+    longest: int
+    """The steps of the longest."""
+    resets: tuple[int, ...]
+    """The rows with a reset, row 0 left out."""
 
 
-# Beside the masks, not on them: a plan on a mask that it holds itself would be freed late and saved with it.
-_PLANNED: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
-
-
-def attach_plan(mask: Tensor, plan: Trajectories) -> None:
-    """Remembers by which plan the mini-batch with this very ``mask`` was made."""
-    _PLANNED[mask] = (mask._version, PlannedLayout(plan))
-
-
-def layout_of(mask: Tensor) -> Layout:
-    """How a mini-batch with this ``mask [L, B]`` is read; a copied or changed one is read as it is."""
-    planned = _PLANNED.get(mask)
-    return planned[1] if planned is not None and planned[0] == mask._version else PaddedLayout(mask)
-
-
-def _ask(goes_on: Tensor, lengths: Tensor) -> tuple[tuple[int, ...], int]:
-    """The rows with a reset, and the longest trajectory, fetched from the device at once."""
-    any_reset = goes_on.logical_not().any(1)
-    answer = torch.cat([any_reset.long(), lengths.max().view(1)]).tolist()
-    return tuple(t for t, hit in enumerate(answer[:-1]) if hit and t), answer[-1]
+def _ask(
+    goes_on: Tensor, trajectory: Tensor, step: Tensor, bounds: Sequence[tuple[int, int]]
+) -> list[_Found]:
+    """What the host has to know of all groups, fetched from the device at once."""
+    numbers: list[Tensor] = []
+    for first, last in bounds:
+        numbers += [trajectory[first, 0], trajectory[last - 1, -1], step[first:last].max()]
+    goes_on_everywhere = torch.stack([goes_on[:, first:last].all(1) for first, last in bounds])
+    answers = torch.cat([torch.stack(numbers), goes_on_everywhere.view(-1).long()]).tolist()
+    found: list[_Found] = []
+    for group in range(len(bounds)):
+        begin, end, longest = answers[3 * group : 3 * group + 3]
+        rows = answers[3 * len(bounds) + group * len(goes_on) :][: len(goes_on)]
+        resets = tuple(t for t, all_go_on in enumerate(rows) if t and not all_go_on)
+        found.append(_Found(begin, end + 1 - begin, longest + 1, resets))
+    return found

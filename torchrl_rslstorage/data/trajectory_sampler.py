@@ -15,9 +15,11 @@ from torchrl_rslstorage.data import memory
 from torchrl_rslstorage.data.batch_views import balanced
 from torchrl_rslstorage.data.final_observations import FinalObservations
 from torchrl_rslstorage.data.leaves import Key, nest, select
+from torchrl_rslstorage.data.row_gathering import gather_rows
 from torchrl_rslstorage.data.samplers import RolloutSampler
 from torchrl_rslstorage.data.storages import RolloutTensorStorage
-from torchrl_rslstorage.data.trajectories import Trajectories, attach_plan, pad, plan_trajectories
+from torchrl_rslstorage.data.trajectories import PlannedGroups, plan_groups
+from torchrl_rslstorage.data.trajectory_layouts import attach_plan
 from torchrl_rslstorage.data.updates import at_least_one, checked_keys
 
 
@@ -83,7 +85,7 @@ class TrajectorySampler(RolloutSampler):
         self.reshuffle = reshuffle
         self.keys = checked_keys(keys)
         self._batches: list[TensorDict] | None = None
-        self._rooms: dict[tuple[int, Key], Tensor] = {}
+        self._rooms: dict[Key, Tensor] = {}
 
     @property
     def num_batches(self) -> int:
@@ -140,48 +142,49 @@ class TrajectorySampler(RolloutSampler):
                 "it (torchrl.envs.RenameTransform), or leave it out of `keys`."
             )
         done = _ends(storage.window().get(("next", "done")), columns.get("is_init"))
+        groups = plan_groups(done, self._draw, balanced(storage.num_envs, self.num_mini_batches))
         wanted = [name for name in names if name in states]
-        starts = storage.start_states() if wanted else None
+        first = self._first_states(storage.start_states(), storage.num_envs, wanted, groups) if wanted else {}
+        gathered = {
+            name: groups.pad(columns[name], out=self._room(name, len(groups.index), columns[name], skip=2))
+            for name in names
+            if name in columns and name != "is_init"
+        }
+        padded = {name: groups.split(places) for name, places in gathered.items()}
+        padded |= first
+        padded["mask"] = [plan.mask for plan in groups.plans]
+        padded["is_init"] = _is_init(columns.get("is_init"), groups)
         batches: list[TensorDict] = []
-        for number, (start, stop) in enumerate(balanced(storage.num_envs, self.num_mini_batches)):
-            plan = plan_trajectories(done, self._draw[start:stop])
-            entries: dict[Key, Any] = {
-                name: self._padded(number, name, columns[name], plan)
-                for name in names
-                if name in columns and name != "is_init"
-            }
-            if starts is not None:
-                entries.update(self._first_states(number, starts, storage.num_envs, wanted, plan))
-            entries["mask"] = plan.mask
-            entries["is_init"] = _is_init(columns.get("is_init"), plan)
+        for number, plan in enumerate(groups.plans):
+            entries = {name: parts[number] for name, parts in padded.items()}
             attach_plan(plan.mask, plan)
             batch = TensorDict(nest(entries), plan.mask.shape, device=plan.mask.device)
             batches.append(batch.lock_())
         return batches
 
-    def _room(self, number: int, name: Key, places: int, features: torch.Size, like: Tensor) -> Tensor:
-        """``[places, *features]`` in memory that later windows use again, and that grows with the longest."""
-        room = self._rooms.get((number, name))
+    def _room(self, name: Key, places: int, like: Tensor, *, skip: int) -> Tensor:
+        """``[places, *]`` in memory that later windows use again, and that grows with the longest."""
+        room, features = self._rooms.get(name), like.shape[skip:]
         if room is None or len(room) < places or room.shape[1:] != features or room.dtype != like.dtype:
             room = memory.empty((places, *features), dtype=like.dtype, device=like.device)
-            self._rooms[number, name] = room
+            self._rooms[name] = room
         return room[:places]
 
-    def _padded(self, number: int, name: Key, column: Tensor, plan: Trajectories) -> Tensor:
-        return pad(column, plan, out=self._room(number, name, plan.mask.numel(), column.shape[2:], column))
-
     def _first_states(
-        self, number: int, starts: FinalObservations, num_envs: int, names: Sequence[Key], plan: Trajectories
-    ) -> dict[Key, Tensor]:
+        self, starts: FinalObservations, num_envs: int, names: Sequence[Key], groups: PlannedGroups
+    ) -> dict[Key, list[Tensor]]:
         """The states ``[L, B, layers, H]`` of the planned trajectories, seen from every row of them."""
         # In order, since rows are written in order.
-        places = torch.searchsorted(starts.t * num_envs + starts.n, plan.start)
-        found: dict[Key, Tensor] = {}
+        places = torch.searchsorted(starts.t * num_envs + starts.n, groups.start)
+        sizes = [len(plan.start) for plan in groups.plans]
+        found: dict[Key, list[Tensor]] = {}
         for name in names:
             states = cast("Tensor", starts.observation.get(name))
-            room = self._room(number, name, len(places), states.shape[1:], states)
-            first = torch.index_select(states, 0, places, out=room)
-            found[name] = first.unsqueeze(0).expand(len(plan.mask), *first.shape)
+            first = gather_rows(states, places, out=self._room(name, len(places), states, skip=1))
+            found[name] = [
+                part.unsqueeze(0).expand(len(plan.mask), *part.shape)
+                for part, plan in zip(first.split(sizes), groups.plans, strict=True)
+            ]
         return found
 
     def _forget(self) -> None:
@@ -203,16 +206,15 @@ def _ends(done: Tensor, is_init: Tensor | None) -> Tensor:
     return ends
 
 
-def _is_init(column: Tensor | None, plan: Trajectories) -> Tensor:
-    """``[L, B, 1]``: no trajectory starts an episode but in its first row, which is where it was cut."""
-    flags = torch.zeros_like(plan.mask)
-    if (
-        column is not None
-        and column.dtype is torch.bool
-        and column.numel() == plan.inverse.shape[0] * plan.num_envs
-    ):
-        flags[0] = column.view(-1).index_select(0, plan.start)
+def _is_init(column: Tensor | None, groups: PlannedGroups) -> list[Tensor]:
+    """``[L, B, 1]`` each: no trajectory starts an episode but in its first row, which is where it was cut."""
+    num_steps, num_envs = len(groups.plans[0].inverse), groups.plans[0].num_envs
+    if column is not None and column.dtype is torch.bool and column.numel() == num_steps * num_envs:
+        first = gather_rows(column.view(-1), groups.start)
     else:
         # Nobody wrote the flags: a trajectory that starts inside the window starts an episode.
-        flags[0] = plan.start >= plan.num_envs
-    return flags.unsqueeze(-1)
+        first = groups.start >= num_envs
+    flags = groups.split(torch.zeros_like(groups.index, dtype=torch.bool).unsqueeze(-1))
+    for part, starts in zip(flags, first.split([len(plan.start) for plan in groups.plans]), strict=True):
+        part[0, :, 0] = starts
+    return flags

@@ -24,7 +24,7 @@ from torch import Tensor
 from torchrl.envs import EnvBase, TensorDictPrimer
 
 from torchrl_rslstorage.data.leaves import Key, canonical, leaves, nest, show, show_all
-from torchrl_rslstorage.data.trajectories import Layout, layout_of
+from torchrl_rslstorage.data.trajectory_layouts import Layout, layout_of
 from torchrl_rslstorage.modules.distributions import DiagonalGaussian
 from torchrl_rslstorage.modules.heads import Activation, GaussianActor, StdType, ValueCritic
 from torchrl_rslstorage.modules.observations import ObservationModule, action_width, observation_width

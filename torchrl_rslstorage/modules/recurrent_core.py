@@ -14,7 +14,7 @@ from torchrl.data import Composite, Unbounded
 from torchrl.envs import TensorDictPrimer
 
 from torchrl_rslstorage.data.leaves import canonical, dtype_name, nest, show
-from torchrl_rslstorage.data.trajectories import Layout
+from torchrl_rslstorage.data.trajectory_layouts import Layout
 
 RNNType = Literal["lstm", "gru"]
 

@@ -18,7 +18,7 @@ from torch.distributions import Distribution
 from torchrl.modules import GRUModule, LSTMModule, set_recurrent_mode
 
 from torchrl_rslstorage.data.leaves import canonical, leaves, nest, show, show_all
-from torchrl_rslstorage.data.trajectories import Layout, layout_of
+from torchrl_rslstorage.data.trajectory_layouts import Layout, layout_of
 from torchrl_rslstorage.modules import RNNActor, RNNCritic
 
 
