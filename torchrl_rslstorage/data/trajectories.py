@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from torchrl_rslstorage.data import memory
-from torchrl_rslstorage.data.row_gathering import gather_rows
+from torchrl_rslstorage.data.gathering import gather_rows
 
 _ZERO_ROW = "_rslstorage_zero_row"
 

@@ -14,8 +14,8 @@ from torchrl.data import Storage
 from torchrl_rslstorage.data import memory
 from torchrl_rslstorage.data.batch_views import balanced
 from torchrl_rslstorage.data.final_observations import FinalObservations
+from torchrl_rslstorage.data.gathering import gather_rows
 from torchrl_rslstorage.data.leaves import Key, nest, select
-from torchrl_rslstorage.data.row_gathering import gather_rows
 from torchrl_rslstorage.data.samplers import RolloutSampler
 from torchrl_rslstorage.data.storages import RolloutTensorStorage
 from torchrl_rslstorage.data.trajectories import PlannedGroups, plan_groups

@@ -1,4 +1,4 @@
-"""Rows by their numbers: every kernel gives what advanced indexing does, to the last bit."""
+"""Rows that stand in order: every kernel gives what advanced indexing does, to the last bit."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from torchrl_rslstorage.data import row_gathering
-from torchrl_rslstorage.data.row_gathering import gather_rows
+from torchrl_rslstorage.data import gathering
+from torchrl_rslstorage.data.gathering import gather_rows
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool]
 FEATURES = [(), (1,), (1, 1), (0,), (3,), (2, 2), (127,), (128,), (2, 64), (235,), (512,), (513,), (1200,)]
@@ -55,7 +55,7 @@ def test_they_are_the_rows_of_advanced_indexing(rows, numbers, features, dtype, 
 @pytest.mark.parametrize("width", [128, 256, 512])
 @pytest.mark.parametrize("has_vectors", [True, False])
 def test_a_torch_that_was_built_without_vectors_gives_the_same(monkeypatch, width, has_vectors):
-    monkeypatch.setattr(row_gathering, "_HAS_VECTORS", has_vectors)
+    monkeypatch.setattr(gathering, "_HAS_VECTORS", has_vectors)
     x = random_bits((7, width), torch.float32, 1)
     index = torch.tensor([3, 3, 0, 6, 5])
     assert bits(gather_rows(x, index)) == bits(x[index])
