@@ -5,6 +5,7 @@ from torchrl_rslstorage.data.history_buffer import HistoryBuffer
 from torchrl_rslstorage.data.history_sampler import HistorySampler
 from torchrl_rslstorage.data.history_storage import HistoryStorage
 from torchrl_rslstorage.data.history_writer import HistoryWriter
+from torchrl_rslstorage.data.memory import keep_freed_memory
 from torchrl_rslstorage.data.rollout_buffer import RolloutBuffer
 from torchrl_rslstorage.data.samplers import MiniBatchSampler, RolloutSampler
 from torchrl_rslstorage.data.storages import RolloutTensorStorage
@@ -29,6 +30,7 @@ __all__ = [
     "TimeStepSampler",
     "Trajectories",
     "TrajectorySampler",
+    "keep_freed_memory",
     "pad",
     "plan_trajectories",
     "transition_pairs",

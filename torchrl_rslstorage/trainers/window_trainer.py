@@ -27,7 +27,7 @@ from torchrl.record.loggers.common import Logger
 
 from torchrl_rslstorage._compat import TrainerBase
 from torchrl_rslstorage.collectors import RolloutCollector
-from torchrl_rslstorage.data import RolloutBuffer
+from torchrl_rslstorage.data import RolloutBuffer, keep_freed_memory
 from torchrl_rslstorage.trainers.checkpoints import (
     SavedState,
     checkpoint_of,
@@ -83,6 +83,8 @@ class WindowTrainer(TrainerBase):
         if not self.ranks.is_first:
             loggers, progress_bar = [], False
         self.loggers = loggers
+        if buffer.storage.device.type == "cpu":
+            keep_freed_memory()
         buffer.set_rng(buffer.generator)
         super().__init__(
             collector=collector,

@@ -1,8 +1,11 @@
-"""Memory that is kept: writable everywhere, and asked for in huge pages where Linux has them."""
+"""Memory that is kept: writable everywhere, in huge pages where Linux has them, and not given back."""
 
 from __future__ import annotations
 
 import ctypes
+import os
+import platform
+import subprocess
 import sys
 from pathlib import Path
 
@@ -91,3 +94,89 @@ def test_rows_like_others_keep_their_kind() -> None:
 def test_more_than_there_is_raises() -> None:
     with pytest.raises((RuntimeError, MemoryError)):
         memory.empty((sys.maxsize // 8,), dtype=torch.float32, device="cpu")
+
+
+FREED = """
+import resource, torch
+from torchrl_rslstorage import RolloutBuffer, keep_freed_memory
+from torchrl_rslstorage.data import memory
+
+def faults(run):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    run()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+def activations():
+    for _ in range(10):
+        torch.ones(12_000_000).mul(2)
+
+activations()
+given_back = faults(activations)
+kept = keep_freed_memory()
+activations()
+print(kept, given_back, faults(activations))
+"""
+
+
+def run_python(code: str, **env: str) -> list[str]:
+    plain = {key: value for key, value in os.environ.items() if not key.startswith(("MALLOC_", "GLIBC_"))}
+    run = subprocess.run([sys.executable, "-c", code], env={**plain, **env}, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    return run.stdout.split()
+
+
+asks_glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="wants glibc")
+
+
+@asks_glibc
+def test_freed_memory_is_kept_once_asked_for() -> None:
+    kept, given_back, afterwards = run_python(FREED)
+    assert kept == "True"
+    assert int(given_back) > 20_000  # 2 x 48 MB in pages of 4 KiB, ten times
+    assert int(afterwards) < 100
+
+
+@asks_glibc
+@pytest.mark.parametrize("name", ["MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"])
+def test_a_user_who_told_glibc_otherwise_is_heard(name: str) -> None:
+    kept, _, afterwards = run_python(FREED, **{name: "1000000"})
+    assert kept == "False"
+    assert int(afterwards) > 20_000
+
+
+KEPT_WINDOW = """
+import torch
+from torchrl_rslstorage import keep_freed_memory
+from torchrl_rslstorage.data import memory
+keep_freed_memory()
+torch.ones(64, 1024, 1024)  # touched in small pages, and free again
+room = memory.zeros((8, 1024, 1024), dtype=torch.float32, device="cpu")
+address = room.data_ptr() + room.nbytes // 2
+inside = False
+for line in open("/proc/self/smaps"):
+    first, _, rest = line.partition(" ")
+    if "-" in first:
+        start, end = (int(part, 16) for part in first.split("-"))
+        inside = start <= address < end
+    elif inside and first in ("AnonHugePages:", "VmFlags:"):
+        print(first, rest.split()[0] if first == "AnonHugePages:" else "hg" in rest.split())
+"""
+
+
+@asks_glibc
+@asks_linux
+def test_windows_get_memory_of_their_own_where_freed_memory_is_kept() -> None:
+    found = run_python(KEPT_WINDOW)
+    assert found[0] == "AnonHugePages:"
+    assert int(found[1]) > 0 or "never" in huge_pages_setting()
+    assert found[2:] == ["VmFlags:", "True"]
+
+
+def huge_pages_setting() -> str:
+    text = Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text()
+    return text[text.index("[") + 1 : text.index("]")]
+
+
+def test_other_systems_say_that_they_give_memory_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: object())
+    assert memory.keep_freed_memory() is False
