@@ -29,6 +29,7 @@ __all__ = [
     "WriterBase",
     "dispatch",
     "foreach_copy_",
+    "fused_adam_",
     "plain_entries",
     "reset_after_step",
     "resets_after_step",
@@ -55,6 +56,39 @@ def foreach_copy_(targets: list[Tensor], sources: list[Tensor]) -> None:
         cast("Any", torch)._foreach_copy_(targets, sources)
     finally:
         torch._C._set_grad_enabled(True)
+
+
+def fused_adam_(
+    parameters: Tensor,
+    gradient: Tensor,
+    mean: Tensor,
+    square: Tensor,
+    steps: Tensor,
+    *,
+    lr: Tensor,
+    beta1: float,
+    beta2: float,
+    weight_decay: float,
+    eps: float,
+    maximize: bool,
+) -> None:
+    """What ``torch.optim.adam.adam(fused=True)`` does with one tensor, at half its price (torch 2)."""
+    steps.add_(1)
+    cast("Any", torch)._fused_adam_(
+        [parameters],
+        [gradient],
+        [mean],
+        [square],
+        [],
+        [steps],
+        lr=lr,
+        beta1=beta1,
+        beta2=beta2,
+        weight_decay=weight_decay,
+        eps=eps,
+        amsgrad=False,
+        maximize=maximize,
+    )
 
 
 def plain_entries(td: Any) -> dict[str, Any] | None:
