@@ -28,6 +28,7 @@ __all__ = [
     "TrainerBase",
     "WriterBase",
     "dispatch",
+    "entry",
     "foreach_copy_",
     "fused_adam_",
     "plain_entries",
@@ -35,6 +36,7 @@ __all__ = [
     "resets_after_step",
     "resets_natively",
     "root_after_step",
+    "scalars",
 ]
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -91,12 +93,24 @@ def fused_adam_(
     )
 
 
+def scalars(entries: dict[str, Tensor]) -> TensorDict:
+    """``TensorDict(entries)`` of 0-dim tensors, which there is nothing to check about (tensordict 0.14)."""
+    return TensorDict._new_unsafe(source=entries, batch_size=torch.Size([]))
+
+
 def plain_entries(td: Any) -> dict[str, Any] | None:
     """The entries of a plain TensorDict as it keeps them (tensordict 0.14); ``None`` of anything else.
 
     To be read only. Lazy stacks, tensor classes and other subclasses keep theirs in other ways.
     """
     return td._tensordict if type(td) is TensorDict else None
+
+
+def entry(td: Any, key: NestedKey) -> Any:
+    """``td.get(key, None)``, at a tenth of its price for one name in a plain TensorDict (tensordict 0.14)."""
+    if type(key) is str and type(td) is TensorDict:
+        return cast("Any", td)._tensordict.get(key)
+    return td.get(key, None)
 
 
 def resets_after_step(env: EnvBase) -> bool:

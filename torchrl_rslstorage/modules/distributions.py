@@ -115,8 +115,16 @@ class DiagonalGaussian(Distribution):
 
     def entropy(self) -> Tensor:
         """Entropy ``[*]``."""
-        entropy = (self.log_scale + (0.5 + _HALF_LOG_2PI)).sum(-1)
-        return entropy.expand(self.batch_shape)
+        return self._entropy().expand(self.batch_shape)
+
+    def mean_entropy(self) -> Tensor:
+        """Mean of `entropy` over all action vectors, 0-dim; that of one of them, where all are the same."""
+        entropy = self._entropy()
+        return entropy.mean() if entropy.ndim else entropy
+
+    def _entropy(self) -> Tensor:
+        """Entropy in the shape of the scale, ``[]`` or ``[*]``."""
+        return (self.log_scale + (0.5 + _HALF_LOG_2PI)).sum(-1)
 
     def expand(
         self, batch_shape: Sequence[int], _instance: DiagonalGaussian | None = None

@@ -14,6 +14,7 @@ from tensordict.utils import NestedKey
 from torch import Tensor, nn
 from torchrl.modules import MLP
 
+from torchrl_rslstorage._compat import entry
 from torchrl_rslstorage.data.leaves import show
 from torchrl_rslstorage.modules.distributions import DiagonalGaussian
 from torchrl_rslstorage.modules.observations import ObservationModule
@@ -171,7 +172,7 @@ class GaussianActor(ObservationModule):
         Raises:
             KeyError: they are not there.
         """
-        parameters = [tensordict.get(key, None) for key in self._keys[:2]]
+        parameters = [entry(tensordict, key) for key in self._keys[:2]]
         for key, parameter in zip(self._keys, parameters, strict=False):
             if parameter is None:
                 raise KeyError(f"{show(key)} of the distribution that acted is not there.")
