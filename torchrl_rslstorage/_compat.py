@@ -36,7 +36,7 @@ __all__ = [
     "resets_after_step",
     "resets_natively",
     "root_after_step",
-    "scalars",
+    "unchecked",
 ]
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -93,8 +93,8 @@ def fused_adam_(
     )
 
 
-def scalars(entries: dict[str, Tensor]) -> TensorDict:
-    """``TensorDict(entries)`` of 0-dim tensors, which there is nothing to check about (tensordict 0.14)."""
+def unchecked(entries: dict[str, Tensor]) -> TensorDict:
+    """``TensorDict(entries)`` without batch dimensions, where there is nothing to check (tensordict 0.14)."""
     return TensorDict._new_unsafe(source=entries, batch_size=torch.Size([]))
 
 

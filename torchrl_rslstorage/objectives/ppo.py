@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 from torchrl.objectives import PPOLoss
 
-from torchrl_rslstorage._compat import dispatch, entry, scalars
+from torchrl_rslstorage._compat import dispatch, entry, unchecked
 from torchrl_rslstorage.data.leaves import show, show_all
 from torchrl_rslstorage.modules import GaussianActor, MLPActor, MLPCritic, ValueCritic
 from torchrl_rslstorage.modules.mlp import require_states_apart
@@ -226,7 +226,7 @@ class RSLPPOLoss(PPOLoss):
             tensordict: batch size ``[B]``, or ``[L, B]`` with ``mask``, with the keys of ``in_keys``; it is
                 not written to.
         """
-        return scalars(self.terms(tensordict))
+        return unchecked(self.terms(tensordict))
 
     def terms(self, tensordict: TensorDictBase) -> dict[str, Tensor]:
         """What `forward` returns, as a dictionary: less overhead, and what ``torch.compile`` is given."""

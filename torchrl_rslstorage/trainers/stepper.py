@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDictBase
 from torch import Tensor, nn
 from torchrl.trainers import OptimizationStepper
 
+from torchrl_rslstorage._compat import unchecked
 from torchrl_rslstorage.trainers.compiled_step import CompiledStep, loss_terms, total_loss
 from torchrl_rslstorage.trainers.distributed import Ranks, alone_or
 from torchrl_rslstorage.trainers.flat_adam import FlatAdam
@@ -128,7 +129,7 @@ class KLAdaptiveStepper(OptimizationStepper):
 
     def step(self, trainer: Any, sub_batch: TensorDictBase) -> TensorDictBase:
         """TorchRL's protocol: the metrics come as one vector, to be fetched from the device at once."""
-        return TensorDict({"metrics": self.update(trainer.loss_module, sub_batch)})
+        return unchecked({"metrics": self.update(trainer.loss_module, sub_batch)})
 
     def _terms(self, loss_module: Any, mini_batch: TensorDictBase) -> Mapping[str, Tensor]:
         terms = loss_terms(loss_module, mini_batch)
