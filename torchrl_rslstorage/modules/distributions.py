@@ -90,7 +90,9 @@ class DiagonalGaussian(Distribution):
         """Actions ``[*sample_shape, *, A]``, without gradient."""
         with torch.no_grad():
             shape = self._extended_shape(torch.Size(sample_shape))
-            return torch.normal(self.loc.expand(shape), self.scale.expand(shape))
+            # What torch.normal draws, which searches the scale for negative numbers first.
+            noise = torch.randn(shape, dtype=self.loc.dtype, device=self.loc.device)
+            return noise.mul_(self.scale).add_(self.loc)
 
     def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         """Actions ``[*sample_shape, *, A]``, differentiable in mean and std."""
