@@ -353,7 +353,7 @@ class RSLPPOLoss(PPOLoss):
         if radius is not None and old is not None:
             clipped = old + (value - old).clamp(-radius, radius) - targets.value_target
             error = torch.where(clipped.detach().abs() > error.detach().abs(), clipped, error)
-        return error.square().mean()
+        return (error * error).mean()
 
     def _entropy(self, dist: Distribution, ndim: int) -> Tensor:
         value, exact = mean_entropy(dist, ndim)
