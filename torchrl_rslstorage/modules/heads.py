@@ -54,7 +54,7 @@ _STD_RANGE = (1e-6, 1e6)
 
 
 def make_mlp(in_features: int, out_features: int, hidden_dims: Sequence[int], activation: str) -> MLP:
-    """TorchRL's MLP by RSL-RL's names.
+    """TorchRL's MLP by RSL-RL's names; its ELUs write into what the layer before them returns.
 
     Raises:
         ValueError: an unknown activation (the valid ones are listed), or no hidden layer.
