@@ -337,6 +337,7 @@ def test_a_diagonal_gaussian_is_torchs_independent_normal(parameters, seed):
     assert torch.allclose(ours.log_prob(action), theirs.log_prob(action), rtol=1e-10, atol=1e-12)
     assert torch.allclose(ours.entropy(), theirs.entropy(), rtol=1e-10, atol=1e-12)
     assert ours.entropy().shape == theirs.entropy().shape
+    assert torch.allclose(ours.mean_entropy(), theirs.entropy().mean(), rtol=1e-10, atol=1e-12)
     for name in ("mean", "mode", "stddev", "variance"):
         assert torch.allclose(getattr(ours, name), getattr(theirs, name), rtol=1e-12)
     assert torch.equal(ours.deterministic_sample, theirs.mean)
@@ -364,6 +365,7 @@ def test_gradients_through_a_diagonal_gaussian_are_those_of_torchs_independent_n
         old = make(parameters[2], parameters[3])
         total = sample.square().sum() + dist.log_prob(parameters[2]).sum() + dist.entropy().sum()
         total = total + kl_divergence(old, dist).sum() + dist.log_prob(sample).sum()
+        total = total + (dist.mean_entropy() if type(dist) is DiagonalGaussian else dist.entropy().mean())
         return list(torch.autograd.grad(total, [loc, scale]))
 
     theirs = gradients(lambda loc, scale: vector_normal(loc, scale.expand_as(loc)))

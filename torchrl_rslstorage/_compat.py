@@ -28,12 +28,15 @@ __all__ = [
     "TrainerBase",
     "WriterBase",
     "dispatch",
+    "entry",
     "foreach_copy_",
+    "fused_adam_",
     "plain_entries",
     "reset_after_step",
     "resets_after_step",
     "resets_natively",
     "root_after_step",
+    "unchecked",
 ]
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -57,12 +60,57 @@ def foreach_copy_(targets: list[Tensor], sources: list[Tensor]) -> None:
         torch._C._set_grad_enabled(True)
 
 
+def fused_adam_(
+    parameters: Tensor,
+    gradient: Tensor,
+    mean: Tensor,
+    square: Tensor,
+    steps: Tensor,
+    *,
+    lr: Tensor,
+    beta1: float,
+    beta2: float,
+    weight_decay: float,
+    eps: float,
+    maximize: bool,
+) -> None:
+    """What ``torch.optim.adam.adam(fused=True)`` does with one tensor, at half its price (torch 2)."""
+    steps.add_(1)
+    cast("Any", torch)._fused_adam_(
+        [parameters],
+        [gradient],
+        [mean],
+        [square],
+        [],
+        [steps],
+        lr=lr,
+        beta1=beta1,
+        beta2=beta2,
+        weight_decay=weight_decay,
+        eps=eps,
+        amsgrad=False,
+        maximize=maximize,
+    )
+
+
+def unchecked(entries: dict[str, Tensor]) -> TensorDict:
+    """``TensorDict(entries)`` without batch dimensions, where there is nothing to check (tensordict 0.14)."""
+    return TensorDict._new_unsafe(source=entries, batch_size=torch.Size([]))
+
+
 def plain_entries(td: Any) -> dict[str, Any] | None:
     """The entries of a plain TensorDict as it keeps them (tensordict 0.14); ``None`` of anything else.
 
     To be read only. Lazy stacks, tensor classes and other subclasses keep theirs in other ways.
     """
     return td._tensordict if type(td) is TensorDict else None
+
+
+def entry(td: Any, key: NestedKey) -> Any:
+    """``td.get(key, None)``, at a tenth of its price for one name in a plain TensorDict (tensordict 0.14)."""
+    if type(key) is str and type(td) is TensorDict:
+        return cast("Any", td)._tensordict.get(key)
+    return td.get(key, None)
 
 
 def resets_after_step(env: EnvBase) -> bool:

@@ -90,7 +90,9 @@ class DiagonalGaussian(Distribution):
         """Actions ``[*sample_shape, *, A]``, without gradient."""
         with torch.no_grad():
             shape = self._extended_shape(torch.Size(sample_shape))
-            return torch.normal(self.loc.expand(shape), self.scale.expand(shape))
+            # What torch.normal draws, which searches the scale for negative numbers first.
+            noise = torch.randn(shape, dtype=self.loc.dtype, device=self.loc.device)
+            return noise.mul_(self.scale).add_(self.loc)
 
     def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         """Actions ``[*sample_shape, *, A]``, differentiable in mean and std."""
@@ -110,13 +112,23 @@ class DiagonalGaussian(Distribution):
             )
         # Rounded as torch.distributions.Normal does it, so that RSL-RL's numbers come out. The sign, which
         # changes no digit, stands with the variance: [A] numbers instead of [*, A].
-        square = (value - self.loc).square() / (-2 * self.scale.square())
-        return (square - self.log_scale - _HALF_LOG_2PI).sum(-1)
+        # Products, since the gradient of square() takes a kernel more.
+        shift = value - self.loc
+        exponent = shift * shift / (self.scale * (-2 * self.scale))
+        return (exponent - self.log_scale - _HALF_LOG_2PI).sum(-1)
 
     def entropy(self) -> Tensor:
         """Entropy ``[*]``."""
-        entropy = (self.log_scale + (0.5 + _HALF_LOG_2PI)).sum(-1)
-        return entropy.expand(self.batch_shape)
+        return self._entropy().expand(self.batch_shape)
+
+    def mean_entropy(self) -> Tensor:
+        """Mean of `entropy` over all action vectors, 0-dim; that of one of them, where all are the same."""
+        entropy = self._entropy()
+        return entropy.mean() if entropy.ndim else entropy
+
+    def _entropy(self) -> Tensor:
+        """Entropy in the shape of the scale, ``[]`` or ``[*]``."""
+        return (self.log_scale + (0.5 + _HALF_LOG_2PI)).sum(-1)
 
     def expand(
         self, batch_shape: Sequence[int], _instance: DiagonalGaussian | None = None

@@ -12,7 +12,7 @@ from torch import Tensor
 from torchrl.data import Bounded, Composite, Unbounded
 from torchrl.envs import EnvBase
 
-from torchrl_rslstorage._compat import ModuleBase
+from torchrl_rslstorage._compat import ModuleBase, entry
 from torchrl_rslstorage.data.leaves import canonical, dtype_name, leaves, show, show_all
 from torchrl_rslstorage.modules.normalizer import EmpiricalNormalizer
 
@@ -81,7 +81,7 @@ class ObservationModule(ModuleBase):
     def _concatenate(self, td: TensorDictBase) -> Tensor:
         parts: list[Tensor] = []
         for key in self.observation_keys:
-            part = td.get(key, None)
+            part = entry(td, key)
             if part is None:
                 raise KeyError(
                     f"{type(self).__name__} reads {show(key)}, which is not there. The TensorDict holds "

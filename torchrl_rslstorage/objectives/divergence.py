@@ -15,6 +15,8 @@ from tensordict.nn import CompositeDistribution
 from torch import Tensor
 from torch.distributions import Distribution, kl_divergence
 
+from torchrl_rslstorage.modules import DiagonalGaussian
+
 
 def log_prob(dist: Distribution, action: Any, ndim: int) -> Tensor:
     """The action's log-probability, heads of a composite action summed."""
@@ -61,6 +63,14 @@ def entropy(dist: Distribution, ndim: int) -> tuple[Tensor, bool]:
         return dist.entropy(), True
     except NotImplementedError:
         return -dist.log_prob(dist.rsample() if dist.has_rsample else dist.sample()), False
+
+
+def mean_entropy(dist: Distribution, ndim: int) -> tuple[Tensor, bool]:
+    """Mean of `entropy` over all samples, 0-dim, and whether it is exact."""
+    if type(dist) is DiagonalGaussian:
+        return dist.mean_entropy(), True
+    value, exact = entropy(dist, ndim)
+    return value.mean(), exact
 
 
 def _total(heads: list[Tensor], ndim: int) -> Tensor:

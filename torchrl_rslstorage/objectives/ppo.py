@@ -14,16 +14,16 @@ from torch import Tensor
 from torch.distributions import Distribution
 from torchrl.objectives import PPOLoss
 
-from torchrl_rslstorage._compat import dispatch
+from torchrl_rslstorage._compat import dispatch, entry, unchecked
 from torchrl_rslstorage.data.leaves import show, show_all
 from torchrl_rslstorage.modules import GaussianActor, MLPActor, MLPCritic, ValueCritic
 from torchrl_rslstorage.modules.mlp import require_states_apart
 from torchrl_rslstorage.modules.normalizer import Pool
 from torchrl_rslstorage.objectives.divergence import (
-    entropy,
     estimated_kl,
     exact_kl,
     log_prob,
+    mean_entropy,
     summed,
 )
 from torchrl_rslstorage.objectives.padded import (
@@ -35,7 +35,7 @@ from torchrl_rslstorage.objectives.padded import (
     values_of_padded,
 )
 from torchrl_rslstorage.objectives.reading import Part, Targets, as_list, check_action, flat, readable
-from torchrl_rslstorage.objectives.returns import normalize_advantage
+from torchrl_rslstorage.objectives.returns import explained_variance, normalize_advantage
 from torchrl_rslstorage.objectives.symmetry import Symmetry
 
 _OUT_KEYS = (
@@ -226,7 +226,7 @@ class RSLPPOLoss(PPOLoss):
             tensordict: batch size ``[B]``, or ``[L, B]`` with ``mask``, with the keys of ``in_keys``; it is
                 not written to.
         """
-        return TensorDict(cast("Any", self.terms(tensordict)))
+        return unchecked(self.terms(tensordict))
 
     def terms(self, tensordict: TensorDictBase) -> dict[str, Tensor]:
         """What `forward` returns, as a dictionary: less overhead, and what ``torch.compile`` is given."""
@@ -248,11 +248,8 @@ class RSLPPOLoss(PPOLoss):
         entropy = self._entropy(part.dist, tensordict.ndim)
         with torch.no_grad():
             kl = self._kl(tensordict, part.dist, part.log_ratio)
-            clip_fraction = part.clipped.to(part.log_ratio.dtype).mean()
-            unexplained = (targets.value_target - part.value).var(correction=0)
-            # As in TorchRL's PPOLoss: targets that are all the same would make it NaN.
-            spread = targets.value_target.var(correction=0) + torch.finfo(targets.value_target.dtype).eps
-            explained = 1 - unexplained / spread
+            clip_fraction = part.clipped.mean(dtype=part.log_ratio.dtype)
+            explained = explained_variance(part.value, targets.value_target)
         return {
             "loss_objective": loss_objective,
             "loss_critic": self.critic_coeff * loss_critic,
@@ -281,9 +278,11 @@ class RSLPPOLoss(PPOLoss):
         dist = self._dist(td, padded)
         action = self._action(td, dist)
         log_ratio = flat(log_prob(dist, action, len(shape)), keys.sample_log_prob, shape) - targets.log_prob
-        ratio = log_ratio.exp()
-        clipped = ratio.clamp(1 - self.clip_epsilon, 1 + self.clip_epsilon)
-        loss_objective = torch.max(-targets.advantage * ratio, -targets.advantage * clipped).mean()
+        ratio, weight = log_ratio.exp(), -targets.advantage
+        # Where the clipped term is the larger one its gradient is zero, elsewhere both have the same.
+        clipped = ratio.detach().clamp(1 - self.clip_epsilon, 1 + self.clip_epsilon)
+        surrogate, bound = weight * ratio, weight * clipped
+        loss_objective = torch.where(bound > surrogate, bound, surrogate).mean()
         value = flat(self._value(td, padded), keys.value, shape)
         loss_critic = self._value_loss(value, targets)
         return Part(dist, log_ratio, clipped != ratio, value, loss_objective, loss_critic)
@@ -349,18 +348,18 @@ class RSLPPOLoss(PPOLoss):
     # -- the terms -------------------------------------------------------------------------------
 
     def _value_loss(self, value: Tensor, targets: Targets) -> Tensor:
-        square = (value - targets.value_target).square()
+        error = value - targets.value_target
         radius, old = self.clip_value, targets.value
-        if radius is None or old is None:
-            return square.mean()
-        clipped = old + (value - old).clamp(-radius, radius)
-        return torch.max(square, (clipped - targets.value_target).square()).mean()
+        if radius is not None and old is not None:
+            clipped = old + (value - old).clamp(-radius, radius) - targets.value_target
+            error = torch.where(clipped.detach().abs() > error.detach().abs(), clipped, error)
+        return (error * error).mean()
 
     def _entropy(self, dist: Distribution, ndim: int) -> Tensor:
-        value, exact = entropy(dist, ndim)
+        value, exact = mean_entropy(dist, ndim)
         if not exact:
             self._announce("entropy", dist, "the estimate −log π(a) of one sample")
-        return value.mean()
+        return value
 
     def _kl(self, td: TensorDictBase, dist: Distribution, log_ratio: Tensor) -> Tensor:
         old = self._old_dist(td)
@@ -380,8 +379,7 @@ class RSLPPOLoss(PPOLoss):
 
     def _old_dist(self, td: TensorDictBase) -> Distribution | None:
         """The distribution that acted, where all of its parameters are there."""
-        missing = [key for key in self._parameter_keys if td.get(key, None) is None]
-        if missing:
+        if any(entry(td, key) is None for key in self._parameter_keys):
             return None
         try:
             return self.actor_network.build_dist_from_params(td)
@@ -403,7 +401,7 @@ class RSLPPOLoss(PPOLoss):
         """What stands under ``key``: a tensor; a TensorDict for a list of keys or a group."""
         value = None
         for name in as_list(key):
-            value = td.get(name, None)
+            value = entry(td, name)
             if value is None:
                 hint = (
                     " Run RolloutGAE on the buffer before its mini-batches."

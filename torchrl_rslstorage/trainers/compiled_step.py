@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import reduce
 from typing import Any
 
 import torch
@@ -78,8 +79,7 @@ class CompiledStep:
             self._names[p]: view for p, view in self._optimizer.views(flat).items() if p in self._names
         }
         terms: dict[str, Tensor] = functional_call(self._loss, parameters, (mini_batch,))
-        total = torch.stack([value for name, value in terms.items() if name.startswith("loss_")]).sum()
-        return total, (torch.stack(list(terms.values())).detach(), terms["kl"].detach())
+        return total_loss(terms), (torch.stack(list(terms.values())).detach(), terms["kl"].detach())
 
 
 def loss_terms(loss_module: Any, mini_batch: TensorDictBase) -> Mapping[str, Tensor]:
@@ -87,6 +87,11 @@ def loss_terms(loss_module: Any, mini_batch: TensorDictBase) -> Mapping[str, Ten
     if getattr(type(loss_module), "forward", None) is RSLPPOLoss.forward:
         return loss_module.terms(mini_batch)
     return loss_module(mini_batch)
+
+
+def total_loss(terms: Mapping[str, Tensor]) -> Tensor:
+    """The sum of all losses among ``terms``, by their names."""
+    return reduce(torch.add, [value for name, value in terms.items() if name.startswith("loss_")])
 
 
 class _Terms(nn.Module):

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.adam import adam
 
+from torchrl_rslstorage._compat import fused_adam_
 from torchrl_rslstorage.trainers.distributed import Ranks
 
 _OPTIONS: dict[str, Any] = {
@@ -134,21 +134,18 @@ class FlatAdam:
         The same as ``nn.utils.clip_grad_norm_`` on each, its 1e-6 included.
         """
         for gradient in self._norms:
-            norm = torch.linalg.vector_norm(gradient)
-            gradient.mul_((max_norm / (norm + 1e-6)).clamp_(max=1.0))
+            norm = torch.linalg.vector_norm(gradient).add_(1e-6)
+            gradient.mul_(norm.reciprocal_().mul_(max_norm).clamp_(max=1.0))
 
     @torch.no_grad()
     def step(self) -> None:
         """Takes one step."""
-        adam(
-            [self._flat],
-            [self._gradient],
-            [self._mean],
-            [self._square],
-            [],
-            [self._steps],
-            fused=True,
-            amsgrad=False,
+        fused_adam_(
+            self._flat,
+            self._gradient,
+            self._mean,
+            self._square,
+            self._steps,
             lr=self.learning_rate,
             **_OPTIONS,
         )

@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDictBase
 from torch import Tensor, nn
 from torchrl.trainers import OptimizationStepper
 
-from torchrl_rslstorage.trainers.compiled_step import CompiledStep, loss_terms
+from torchrl_rslstorage._compat import unchecked
+from torchrl_rslstorage.trainers.compiled_step import CompiledStep, loss_terms, total_loss
 from torchrl_rslstorage.trainers.distributed import Ranks, alone_or
 from torchrl_rslstorage.trainers.flat_adam import FlatAdam
 from torchrl_rslstorage.trainers.learning_rate import adapted_learning_rate
@@ -109,25 +110,26 @@ class KLAdaptiveStepper(OptimizationStepper):
         Raises:
             RuntimeError: the networks' parameters were replaced since the stepper was made.
         """
-        self.optimizer.check_in_place()
         if self._compile:
+            self.optimizer.check_in_place()
             metrics = self._compiled_update(loss_module, mini_batch)
             if metrics is not None:
                 return metrics
-        terms = self._terms(loss_module, mini_batch)
         self.optimizer.zero_grad()
-        torch.stack([value for name, value in terms.items() if name.startswith("loss_")]).sum().backward()
+        terms = self._terms(loss_module, mini_batch)
+        total_loss(terms).backward()
         kl = terms["kl"].detach() if self.schedule == "adaptive" else None
         kl = self.optimizer.average_gradients(self.ranks, kl)
         if kl is not None:
             self.learning_rate.copy_(adapted_learning_rate(self.learning_rate, kl, self.desired_kl))
         self.optimizer.clip_grad_norm_(self.max_grad_norm)
         self.optimizer.step()
-        return torch.stack(list(terms.values())).detach()
+        with torch.no_grad():
+            return torch.stack(list(terms.values()))
 
     def step(self, trainer: Any, sub_batch: TensorDictBase) -> TensorDictBase:
         """TorchRL's protocol: the metrics come as one vector, to be fetched from the device at once."""
-        return TensorDict({"metrics": self.update(trainer.loss_module, sub_batch)})
+        return unchecked({"metrics": self.update(trainer.loss_module, sub_batch)})
 
     def _terms(self, loss_module: Any, mini_batch: TensorDictBase) -> Mapping[str, Tensor]:
         terms = loss_terms(loss_module, mini_batch)
