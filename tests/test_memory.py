@@ -132,8 +132,8 @@ asks_glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="wants
 def test_freed_memory_is_kept_once_asked_for() -> None:
     kept, given_back, afterwards = run_python(FREED)
     assert kept == "True"
-    assert int(given_back) > 20_000  # 2 x 48 MB in pages of 4 KiB, ten times
-    assert int(afterwards) < 100
+    assert int(given_back) > 200_000  # 2 x 48 MB in pages of 4 KiB, ten times
+    assert int(afterwards) < 50_000  # at most another block or two, in another place
 
 
 @asks_glibc
@@ -141,7 +141,7 @@ def test_freed_memory_is_kept_once_asked_for() -> None:
 def test_a_user_who_told_glibc_otherwise_is_heard(name: str) -> None:
     kept, _, afterwards = run_python(FREED, **{name: "1000000"})
     assert kept == "False"
-    assert int(afterwards) > 20_000
+    assert int(afterwards) > 200_000
 
 
 KEPT_WINDOW = """

@@ -169,9 +169,15 @@ def test_no_step_of_an_update_reads_a_number_from_the_device(monkeypatch):
     def refuse(self, *args, **kwargs):
         raise AssertionError("this waits for the device")
 
+    numpy = torch.Tensor.numpy
+
+    def numpy_of_the_host(self, *, force=False):  # without `force` it never waits: it refuses other devices
+        return refuse(self) if force else numpy(self)
+
     batches = iter(buffer)
-    for name in ("item", "__bool__", "__float__", "__int__", "__index__", "tolist", "cpu", "numpy"):
+    for name in ("item", "__bool__", "__float__", "__int__", "__index__", "tolist", "cpu"):
         monkeypatch.setattr(torch.Tensor, name, refuse)
+    monkeypatch.setattr(torch.Tensor, "numpy", numpy_of_the_host)
     for batch in batches:
         stepper.update(loss, batch)
     monkeypatch.undo()
