@@ -25,6 +25,7 @@ from tensordict import TensorDict
 from torchrl.data import LazyTensorStorage, ReplayBuffer
 
 from torchrl_rslstorage import MiniBatchSampler, RolloutBuffer
+from torchrl_rslstorage.data import samplers
 
 PLAN = Plan(5, 3)
 
@@ -36,11 +37,20 @@ def cells_of_update(buffer: RolloutBuffer | ReplayBuffer, plan: Plan = PLAN) -> 
 # -- the cover ---------------------------------------------------------------------------------
 
 
-@given(plan=plans(), parts=st.integers(1, 6), epochs=st.integers(1, 3), flags=st.tuples(*[st.booleans()] * 2))
+@given(plan=plans(), parts=st.integers(1, 6), epochs=st.integers(1, 3), flags=st.tuples(*[st.booleans()] * 3))
 def test_every_cell_is_seen_once_an_epoch_in_balanced_mini_batches(plan, parts, epochs, flags):
-    reshuffle, drop_remainder = flags
+    reshuffle, drop_remainder, is_large = flags
     parts = min(parts, plan.num_steps * plan.num_envs)
-    check_every_cell_is_seen_once_an_epoch(plan, parts, epochs, reshuffle, drop_remainder=drop_remainder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(samplers, "_MANY_CELLS", 0 if is_large else 10**9)
+        check_every_cell_is_seen_once_an_epoch(plan, parts, epochs, reshuffle, drop_remainder=drop_remainder)
+
+
+def test_reshuffled_mini_batches_of_a_large_window_are_read_in_the_order_of_its_memory(monkeypatch):
+    monkeypatch.setattr(samplers, "_MANY_CELLS", 0)
+    batches = cells_of_update(filled(PLAN, sampler=MiniBatchSampler(3, 2, reshuffle=True)))
+    assert batches == [sorted(batch) for batch in batches]
+    assert batches[:3] != batches[3:]
 
 
 def test_the_cover_does_not_depend_on_the_window_being_small():

@@ -14,6 +14,9 @@ from torchrl_rslstorage.data.batch_views import BatchViews, balanced
 from torchrl_rslstorage.data.storages import RolloutTensorStorage
 from torchrl_rslstorage.data.updates import UpdateSampler, at_least_one, checked_keys
 
+_MANY_CELLS = 65536
+"""Above which sorting an epoch's cells saves more than it takes: 0.6 ms at 24 x 1024, a tenth of the gather."""
+
 
 class RolloutSampler(UpdateSampler[RolloutTensorStorage]):
     """A sampler that hands out whole updates; the base of the samplers of a `RolloutBuffer`.
@@ -156,7 +159,7 @@ class MiniBatchSampler(RolloutSampler):
         generator = self.generator
         source = device if generator is None else generator.device
         cells = torch.randperm(num_cells, generator=generator, device=source).to(device)
-        if self.reshuffle:
+        if self.reshuffle and num_cells > _MANY_CELLS:
             # The order within a mini-batch is free: ascending cells are gathered faster.
             kind = torch.uint8 if self.num_mini_batches <= 256 else torch.int64
             number = torch.arange(num_cells, device=device).remainder_(self.num_mini_batches).to(kind)
