@@ -6,7 +6,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tensordict import TensorDict, TensorDictBase
 
+from torchrl_rslstorage import RolloutBuffer
 from torchrl_rslstorage.data import gathering
 from torchrl_rslstorage.data.gathering import RowCopy, copy_rows
 
@@ -98,3 +100,29 @@ def test_a_source_that_requires_gradients_is_copied_without_them() -> None:
     copy_rows([RowCopy(source, room)], torch.tensor([2]))
     assert torch.equal(room, torch.ones(1, 2))
     assert not room.requires_grad
+
+
+@pytest.mark.parametrize("moved", ["source", "room"])
+def test_memory_that_is_shared_with_other_processes_is_followed(moved: str) -> None:
+    source, room = torch.zeros(3, 2), torch.zeros(2, 2)
+    copy = RowCopy(source, room)
+    (source if moved == "source" else room).share_memory_()
+    source.fill_(7)
+    copy_rows([copy], torch.tensor([1, 2]))
+    assert torch.equal(room, torch.full((2, 2), 7.0))
+
+
+@pytest.mark.parametrize("moved", ["mini-batch", "column"])
+def test_mini_batches_are_of_the_present_window_after_tensors_were_shared(moved: str) -> None:
+    buffer = RolloutBuffer(2, 3)
+
+    def mini_batch(number: float) -> TensorDictBase:
+        buffer.empty()
+        flags = {"reward": torch.ones(3, 1), "done": torch.zeros(3, 1, dtype=torch.bool)}
+        for _ in range(2):
+            buffer.add(TensorDict({"observation": torch.full((3, 4), number), "next": flags}, [3]))
+        return next(iter(buffer))
+
+    first = mini_batch(1.0)
+    (first if moved == "mini-batch" else buffer.window)["observation"].share_memory_()
+    assert mini_batch(2.0)["observation"].unique().tolist() == [2.0]

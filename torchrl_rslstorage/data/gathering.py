@@ -50,7 +50,19 @@ class RowCopy:
         self.room = room
         self.source = source.detach()
         self.is_small = len(room) * features < _TORCH_GRAIN
-        self.arrays = _arrays(self.source, room)
+        self._arrays = _arrays(self.source, room)
+        self._addresses = (self.source.data_ptr(), room.data_ptr())
+
+    @property
+    def arrays(self) -> tuple[np.ndarray, np.ndarray] | None:
+        """Both as numpy sees the same memory; None where it cannot, or no longer does.
+
+        Sharing a tensor with other processes moves the memory below it (``share_memory_``, a queue of
+        ``torch.multiprocessing``). Tensors and their views go with it; numpy would go on reading and writing
+        where it was, which is somebody else's by then.
+        """
+        stayed = (self.source.data_ptr(), self.room.data_ptr()) == self._addresses
+        return self._arrays if stayed else None
 
 
 def copy_rows(copies: Sequence[RowCopy], rows: Tensor) -> None:
