@@ -352,7 +352,8 @@ class RSLPPOLoss(PPOLoss):
         radius, old = self.clip_value, targets.value
         if radius is not None and old is not None:
             clipped = old + (value - old).clamp(-radius, radius) - targets.value_target
-            error = torch.where(clipped.detach().abs() > error.detach().abs(), clipped, error)
+            # Asked this way round, so that a value that is not a number is seen in the loss.
+            error = torch.where(clipped.detach().abs() <= error.detach().abs(), error, clipped)
         return (error * error).mean()
 
     def _entropy(self, dist: Distribution, ndim: int) -> Tensor:
