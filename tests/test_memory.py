@@ -183,7 +183,7 @@ def test_other_systems_say_that_they_give_memory_back(monkeypatch: pytest.Monkey
 
 
 class FakeGlibc:
-    """A C library whose ``mallopt`` takes block sizes (option -3) up to ``largest``, and notes what it took."""
+    """A C library whose ``mallopt`` takes blocks (option -3) up to ``largest``, and notes what it took."""
 
     def __init__(self, largest: int) -> None:
         self.largest = largest
