@@ -226,7 +226,9 @@ class RSLPPOLoss(PPOLoss):
             tensordict: batch size ``[B]``, or ``[L, B]`` with ``mask``, with the keys of ``in_keys``; it is
                 not written to.
         """
-        return unchecked(self.terms(tensordict))
+        terms = self.terms(tensordict)
+        # A subclass may add plain numbers and nested keys, which TensorDict makes entries of.
+        return unchecked(terms) if type(self).terms is RSLPPOLoss.terms else TensorDict(cast("Any", terms))
 
     def terms(self, tensordict: TensorDictBase) -> dict[str, Tensor]:
         """What `forward` returns, as a dictionary: less overhead, and what ``torch.compile`` is given."""
