@@ -170,9 +170,10 @@ def test_no_step_of_an_update_reads_a_number_from_the_device(monkeypatch):
         raise AssertionError("this waits for the device")
 
     batches = iter(buffer)
+    first = next(batches)  # gathers all of them: by numpy where there is no device to wait for
     for name in ("item", "__bool__", "__float__", "__int__", "__index__", "tolist", "cpu", "numpy"):
         monkeypatch.setattr(torch.Tensor, name, refuse)
-    for batch in batches:
+    for batch in (first, *batches):
         stepper.update(loss, batch)
     monkeypatch.undo()
     assert not equal(parameters(policy), before)
@@ -560,6 +561,14 @@ def test_a_fault_of_an_environment_ends_training_in_one_sentence_and_leaves_the_
     assert whole and tree(tmp_path) == whole
     with pytest.warns(UserWarning, match="cannot save its state"):
         make_trainer(Simulator([5, 3, 9]), num_iterations=5).load_checkpoint(trainer.latest_checkpoint)
+
+
+def test_a_policy_whose_std_is_not_a_number_is_named_in_the_first_iteration():
+    trainer = make_trainer(PendulumEnv(4, seed=0))
+    trainer.actor.std_param.data.fill_(math.nan)
+    with pytest.raises(ValueError, match=r"^'action_log_prob' is nan at step 0 .*standard deviation"):
+        trainer.train()
+    assert trainer.num_iterations == 0
 
 
 # -- checkpoints ---------------------------------------------------------------------------------
