@@ -228,3 +228,14 @@ def test_a_policy_without_a_teacher_is_refused():
     collector.rollout()
     with pytest.raises(KeyError, match="DistillationLoss needs 'teacher_action'"):
         DistillationLoss(student)(collector.replay_buffer.window)
+
+
+@pytest.mark.parametrize("max_grad_norm", [None, 1.0])
+@pytest.mark.parametrize("broken", ["teacher", "std"])
+def test_a_student_that_learns_from_numbers_that_are_none_stops(broken, max_grad_norm) -> None:
+    trainer = make_trainer("mlp", "mlp", max_grad_norm=max_grad_norm)
+    policy = trainer.policy
+    weight = policy.teacher.mlp[0].weight if broken == "teacher" else policy.student.std_param
+    weight.data.fill_(torch.nan)
+    with pytest.raises(ValueError, match="loss is nan in iteration 1"):
+        trainer.train()

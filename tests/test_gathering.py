@@ -6,9 +6,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tensordict import TensorDict, TensorDictBase
 
+from torchrl_rslstorage import RolloutBuffer
 from torchrl_rslstorage.data import gathering
-from torchrl_rslstorage.data.gathering import RowCopy, copy_rows
+from torchrl_rslstorage.data.gathering import RowCopies
 
 DTYPES = [
     torch.float32,
@@ -46,7 +48,7 @@ def test_rows_are_those_of_index_select(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "get_num_threads", lambda: threads)
         patch.setattr(gathering, "_TORCH_GRAIN", grain)
-        copy_rows([RowCopy(source, room)], rows)
+        RowCopies([source], [room]).run(rows)
     assert torch.equal(room, source.index_select(0, rows))
 
 
@@ -54,16 +56,16 @@ def test_several_tensors_are_copied_by_the_same_rows() -> None:
     sources = [torch.arange(5), torch.arange(10.0).view(5, 2), torch.arange(5).view(5, 1) > 2]
     rooms = [source.new_empty(3, *source.shape[1:]) for source in sources]
     rows = torch.tensor([4, 0, 0])
-    copy_rows([RowCopy(source, room) for source, room in zip(sources, rooms, strict=True)], rows)
+    RowCopies(sources, rooms).run(rows)
     for source, room in zip(sources, rooms, strict=True):
         assert torch.equal(room, source[rows])
 
 
 def test_what_is_copied_is_what_the_source_holds_now() -> None:
     source, room = torch.zeros(3, 2), torch.empty(2, 2)
-    copy = RowCopy(source, room)
+    copies = RowCopies([source], [room])
     source.fill_(7)
-    copy_rows([copy], torch.tensor([1, 2]))
+    copies.run(torch.tensor([1, 2]))
     assert torch.equal(room, torch.full((2, 2), 7.0))
 
 
@@ -73,28 +75,54 @@ def test_a_row_that_is_none_is_refused_and_nothing_copied(monkeypatch, wrong: in
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     room = torch.full((2,), -5.0)
     with pytest.raises(IndexError, match=f"{wrong}.*rows 0 to 2"):
-        copy_rows([RowCopy(torch.zeros(3), room)], torch.tensor([1, wrong]))
+        RowCopies([torch.zeros(3)], [room]).run(torch.tensor([1, wrong]))
     assert room.tolist() == [-5.0, -5.0]
 
 
 def test_no_tensors_and_no_rows_are_fine() -> None:
-    copy_rows([], torch.tensor([1]))
-    copy_rows([RowCopy(torch.zeros(3, 2), torch.empty(0, 2))], torch.tensor([], dtype=torch.int64))
+    RowCopies([], []).run(torch.tensor([1]))
+    RowCopies([torch.zeros(3, 2)], [torch.empty(0, 2)]).run(torch.tensor([], dtype=torch.int64))
 
 
 def test_a_graph_that_was_kept_notices_that_its_rows_were_overwritten() -> None:
     source, room = torch.arange(6.0).view(3, 2), torch.empty(2, 2)
-    copy = RowCopy(source, room)
-    copy_rows([copy], torch.tensor([0, 1]))
+    copies = RowCopies([source], [room])
+    copies.run(torch.tensor([0, 1]))
     weight = torch.ones(2, 2, requires_grad=True)
     loss = (weight * room).sum()
-    copy_rows([copy], torch.tensor([1, 2]))
+    copies.run(torch.tensor([1, 2]))
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
 
 
 def test_a_source_that_requires_gradients_is_copied_without_them() -> None:
     source, room = torch.ones(3, 2, requires_grad=True), torch.zeros(1, 2)
-    copy_rows([RowCopy(source, room)], torch.tensor([2]))
+    RowCopies([source], [room]).run(torch.tensor([2]))
     assert torch.equal(room, torch.ones(1, 2))
     assert not room.requires_grad
+
+
+@pytest.mark.parametrize("moved", ["source", "room"])
+def test_memory_that_is_shared_with_other_processes_is_followed(moved: str) -> None:
+    source, room = torch.zeros(3, 2), torch.zeros(2, 2)
+    copies = RowCopies([source], [room])
+    (source if moved == "source" else room).share_memory_()
+    source.fill_(7)
+    copies.run(torch.tensor([1, 2]))
+    assert torch.equal(room, torch.full((2, 2), 7.0))
+
+
+@pytest.mark.parametrize("moved", ["mini-batch", "column"])
+def test_mini_batches_are_of_the_present_window_after_tensors_were_shared(moved: str) -> None:
+    buffer = RolloutBuffer(2, 3)
+
+    def mini_batch(number: float) -> TensorDictBase:
+        buffer.empty()
+        flags = {"reward": torch.ones(3, 1), "done": torch.zeros(3, 1, dtype=torch.bool)}
+        for _ in range(2):
+            buffer.add(TensorDict({"observation": torch.full((3, 4), number), "next": flags}, [3]))
+        return next(iter(buffer))
+
+    first = mini_batch(1.0)
+    (first if moved == "mini-batch" else buffer.window)["observation"].share_memory_()
+    assert mini_batch(2.0)["observation"].unique().tolist() == [2.0]

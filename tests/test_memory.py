@@ -180,3 +180,36 @@ def huge_pages_setting() -> str:
 def test_other_systems_say_that_they_give_memory_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ctypes, "CDLL", lambda name: object())
     assert memory.keep_freed_memory() is False
+
+
+class FakeGlibc:
+    """A C library whose ``mallopt`` takes blocks (option -3) up to ``largest``, and notes what it took."""
+
+    def __init__(self, largest: int) -> None:
+        self.largest = largest
+        self.taken: dict[int, int] = {}
+
+    def mallopt(self, option: int, value: int) -> int:
+        if option == -3 and value > self.largest:
+            return 0
+        self.taken[option] = value
+        return 1
+
+
+def ask(monkeypatch: pytest.MonkeyPatch, glibc: FakeGlibc) -> bool:
+    for name in ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: glibc)
+    return memory.keep_freed_memory()
+
+
+def test_a_glibc_that_refuses_large_blocks_is_asked_for_the_largest_it_takes(monkeypatch) -> None:
+    glibc = FakeGlibc(largest=32 * 1024 * 1024)
+    assert ask(monkeypatch, glibc) is True
+    assert glibc.taken == {-3: 32 * 1024 * 1024, -1: 2**31 - 1}
+
+
+def test_a_glibc_that_refuses_every_block_is_left_as_it_is(monkeypatch) -> None:
+    glibc = FakeGlibc(largest=0)
+    assert ask(monkeypatch, glibc) is False
+    assert glibc.taken == {}

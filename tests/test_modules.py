@@ -545,3 +545,20 @@ def test_a_checkpoint_restores_an_actor_with_its_normaliser():
     td = observations(4).double()
     assert torch.equal(first.get_dist(td).loc, second.get_dist(td).loc)
     assert torch.equal(first.std, second.std)
+
+
+def test_hooks_see_every_layer_of_a_network_whose_elus_do_not_work_in_place():
+    actor = MLPActor(["observation"], 3, 2, hidden_dims=(8, 8))
+    x = torch.randn(5, 3)
+    expected = actor.mlp(x)
+    seen = {}
+    for number, layer in enumerate(actor.mlp):
+        if isinstance(layer, torch.nn.ELU):
+            layer.inplace = False
+        layer.register_forward_hook(lambda layer, args, out, number=number: seen.update({number: out}))
+        layer.register_full_backward_hook(lambda layer, gradients, out: None)
+    result = actor.mlp(x.requires_grad_())
+    result.sum().backward()
+    assert torch.equal(result, expected)
+    assert torch.equal(seen[0], torch.nn.functional.linear(x, actor.mlp[0].weight, actor.mlp[0].bias))
+    assert torch.equal(seen[1], torch.nn.functional.elu(seen[0]))

@@ -722,3 +722,25 @@ def test_an_empty_mini_batch_is_refused():
     batch["advantage"], batch["value_target"] = torch.randn(4, 1), torch.randn(4, 1)
     with pytest.raises(ValueError, match="mini-batch is empty"):
         RSLPPOLoss(actor, critic)(batch[:0])
+
+
+@pytest.mark.parametrize("entry", ["state_value", "value_target", "advantage", "action_log_prob"])
+def test_a_number_that_is_none_is_seen_in_the_loss(entry: str) -> None:
+    actor, critic = make_actor(), make_critic()
+    batch = act(actor, critic)
+    batch[entry][0] = math.nan
+    losses = RSLPPOLoss(actor, critic)(batch)
+    name = "loss_critic" if entry in ("state_value", "value_target") else "loss_objective"
+    assert losses[name].isnan()
+
+
+def test_a_subclass_may_add_numbers_and_nested_entries_to_the_terms() -> None:
+    class Extended(RSLPPOLoss):
+        def terms(self, tensordict: TensorDictBase) -> dict:
+            return {**super().terms(tensordict), "beta": 0.5, ("debug", "size"): torch.tensor(12)}
+
+    actor, critic = make_actor(), make_critic()
+    losses = Extended(actor, critic)(act(actor, critic))
+    assert isinstance(losses["beta"], torch.Tensor)
+    assert losses["beta"] == 0.5
+    assert losses["debug", "size"] == 12

@@ -384,6 +384,17 @@ def test_untouched_mini_batches_are_the_same_objects_in_every_update():
     assert all(again is batch for again, batch in zip(buffer, first, strict=True))
 
 
+@pytest.mark.parametrize("parts", [2, 5])
+def test_another_number_of_mini_batches_holds_from_the_next_update_on(parts):
+    sampler = MiniBatchSampler(num_mini_batches=4)
+    buffer = filled(PLAN, sampler=sampler)
+    before = list(buffer)
+    sampler.num_mini_batches = parts
+    after = list(buffer)
+    assert (len(before), len(after)) == (4, parts)
+    assert sum(map(len, after)) == sum(map(len, before))
+
+
 def test_a_mini_batch_left_unlocked_is_not_handed_out_again():
     buffer = filled(PLAN, sampler=MiniBatchSampler(3))
     list(buffer)[1].unlock_()

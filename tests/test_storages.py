@@ -302,6 +302,18 @@ def test_candidates_of_an_emptied_window_are_forgotten(waits, monkeypatch):
     check_final_observations(buffer, other, window=1)
 
 
+def test_writing_into_the_places_of_final_observations_changes_no_later_window():
+    plan = Plan(num_steps=3, num_envs=2)
+    buffer = filled(plan)
+    places = buffer.final_observations
+    places.t.add_(1)
+    places.n.add_(1)
+    buffer.empty()
+    for row in plan.rows(window=1):
+        buffer.add(row)
+    check_final_observations(buffer, plan, window=1)
+
+
 def test_without_next_observations_the_table_knows_the_cells_only():
     buffer = RolloutBuffer(4, 3)
     for row in PLAN.rows():

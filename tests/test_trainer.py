@@ -568,6 +568,14 @@ def test_a_fault_of_an_environment_ends_training_in_one_sentence_and_leaves_the_
         make_trainer(Simulator([5, 3, 9]), num_iterations=5).load_checkpoint(trainer.latest_checkpoint)
 
 
+def test_a_policy_whose_std_is_not_a_number_is_named_in_the_first_iteration():
+    trainer = make_trainer(PendulumEnv(4, seed=0))
+    trainer.actor.std_param.data.fill_(math.nan)
+    with pytest.raises(ValueError, match=r"^'action_log_prob' is nan at step 0 .*standard deviation"):
+        trainer.train()
+    assert trainer.num_iterations == 0
+
+
 # -- checkpoints ---------------------------------------------------------------------------------
 
 

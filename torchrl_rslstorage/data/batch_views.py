@@ -30,7 +30,7 @@ class BatchViews:
         if self._made is not None and self._made[0] is shuffled:
             batches, made = self._made[1:]
             # One that somebody unlocked and set something in is not handed out again.
-            if all(map(_holds, made)):
+            if len(batches) == parts and all(map(_holds, made)):
                 return batches
         first = next(iter(shuffled.values()))
         batches = [

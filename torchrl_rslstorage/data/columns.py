@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torchrl_rslstorage._compat import foreach_copy_
 from torchrl_rslstorage.data import memory
-from torchrl_rslstorage.data.gathering import RowCopy, copy_rows
+from torchrl_rslstorage.data.gathering import RowCopies
 from torchrl_rslstorage.data.leaves import Key, dtype_name, same_tensors, select, show, show_all
 
 
@@ -67,19 +67,16 @@ class Gather:
         self._names = names
         self._flats = flats
         self._rooms = rooms
-        self._parts: dict[int, tuple[dict[Key, Tensor], list[RowCopy]]] = {}
+        self._parts: dict[int, tuple[dict[Key, Tensor], RowCopies]] = {}
 
     def run(self, cells: Tensor) -> dict[Key, Tensor]:
         """The cells ``cells`` of every column, in the workspace; the same dictionary for the same number."""
         size = len(cells)
         if size not in self._parts:
             rooms = [room[:size] for room in self._rooms]
-            self._parts[size] = (
-                dict(zip(self._names, rooms, strict=True)),
-                [RowCopy(flat, room) for flat, room in zip(self._flats, rooms, strict=True)],
-            )
+            self._parts[size] = (dict(zip(self._names, rooms, strict=True)), RowCopies(self._flats, rooms))
         part, copies = self._parts[size]
-        copy_rows(copies, cells)
+        copies.run(cells)
         return part
 
 

@@ -189,12 +189,14 @@ class CellTable:
             return FinalObservations(none, none, TensorDict({}, [0], device=self._device))
         if len(self._chunks) == 1:
             t, n, flat = self._chunks[0]
-            return FinalObservations(t, n, TensorDict(nest(flat), [len(t)], device=self._device))
-        rows, envs, cells = zip(*self._chunks, strict=True)
+            cells = TensorDict(nest(flat), [len(t)], device=self._device)
+            # Every window has the same rows and environments here: a reader may write into its own.
+            return FinalObservations(t.clone(), n.clone(), cells)
+        rows, envs, values = zip(*self._chunks, strict=True)
         t = torch.cat(rows)
         flat = self._beside_whole_row(len(t))
         if flat is None:
-            flat = {key: torch.cat([cell[key] for cell in cells]) for key in cells[0]}
+            flat = {key: torch.cat([value[key] for value in values]) for key in values[0]}
         return FinalObservations(t, torch.cat(envs), TensorDict(nest(flat), [len(t)], device=self._device))
 
     def _beside_whole_row(self, total: int) -> dict[Key, Tensor] | None:

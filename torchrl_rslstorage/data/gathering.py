@@ -1,6 +1,6 @@
 """Rows of a tensor by their numbers, by the fastest kernel: every mini-batch is made of this.
 
-*In random order*, into memory that is kept (`copy_rows`): ``torch.index_select`` takes 2.4 us a call on the
+*In random order*, into memory that is kept (`RowCopies`): ``torch.index_select`` takes 2.4 us a call on the
 CPU, a sixteenth of it copying at 16 x 16, and four times as long for ``[M, 1]`` as for ``[M]``; numpy's
 ``take`` does the same in 0.4 to 1.0 us (torch 2.13, numpy 2.4, one core). It has one thread only, so that
 large copies are torch's where torch has several.
@@ -35,59 +35,60 @@ _HAS_VECTORS = torch.backends.openmp.is_available() and "fbgemm" in torch.backen
 """Where torch was built otherwise, ``gather`` reads the index once a number: four times slower."""
 
 
-class RowCopy:
-    """The rows of one tensor, and the memory that chosen ones are copied into.
+class RowCopies:
+    """Several tensors of as many rows, and the memory that chosen rows of each are copied into.
 
     Args:
-        source: ``[M, *]``, any dtype.
-        room: ``[K, *]`` of the same kind and on the same device, contiguous.
-    """
-
-    def __init__(self, source: Tensor, room: Tensor) -> None:
-        features = source.shape[1:].numel()
-        if features == 1:
-            source, room = source.reshape(-1), room.view(-1)
-        self.room = room
-        self.source = source.detach()
-        self.is_small = len(room) * features < _TORCH_GRAIN
-        self.arrays = _arrays(self.source, room)
-
-
-def copy_rows(copies: Sequence[RowCopy], rows: Tensor) -> None:
-    """Copies the rows ``[K]`` of several tensors of as many rows, each into its memory.
-
-    Args:
-        copies: whose memory has K rows.
-        rows: int64, on their device.
-
-    Raises:
-        IndexError: a number is not that of a row (on the CPU; other devices say it in their way).
+        sources: ``[M, *]`` each, any dtype.
+        rooms: ``[K, *]`` each, of the same kind and on the same device.
 
     Examples:
         >>> import torch
-        >>> from torchrl_rslstorage.data.gathering import RowCopy, copy_rows
+        >>> from torchrl_rslstorage.data.gathering import RowCopies
         >>> room = torch.empty(2, 1)
-        >>> copy_rows([RowCopy(torch.tensor([[1.0], [2.0], [3.0]]), room)], torch.tensor([2, 0]))
+        >>> RowCopies([torch.tensor([[1.0], [2.0], [3.0]])], [room]).run(torch.tensor([2, 0]))
         >>> room.tolist()
         [[3.0], [1.0]]
     """
-    numbers = rows.numpy() if rows.is_cpu and copies and len(rows) else None
-    if numbers is not None:
-        num_rows = len(copies[0].source)
-        # Negative ones are large as unsigned numbers: one look finds both.
-        if numbers.view(np.uint64).max() >= num_rows:
-            raise IndexError(
-                f"Rows {numbers.min()} to {numbers.max()} were asked for; there are rows 0 to {num_rows - 1}."
-            )
-        # Autograd does not see what numpy writes: a graph that was kept must notice, not go wrong.
-        increment_version([copy.room for copy in copies])
-    torch_has_one_thread = torch.get_num_threads() == 1
-    for copy in copies:
-        arrays = copy.arrays
-        if numbers is None or arrays is None or not (copy.is_small or torch_has_one_thread):
-            torch.index_select(copy.source, 0, rows, out=copy.room)
-        else:
-            arrays[0].take(numbers, 0, arrays[1], "clip")  # "raise" goes through a copy of its own
+
+    def __init__(self, sources: Sequence[Tensor], rooms: Sequence[Tensor]) -> None:
+        pairs = [_flat_if_narrow(*pair) for pair in zip(sources, rooms, strict=True)]
+        self._sources = [source for source, _ in pairs]
+        self._rooms = [room for _, room in pairs]
+        self._arrays = [_arrays(*pair) for pair in pairs]
+        self._are_small = [room.numel() < _TORCH_GRAIN for room in self._rooms]
+        self._tensors = [*self._sources, *self._rooms]
+        self._addresses = list(map(Tensor.data_ptr, self._tensors))
+
+    def run(self, rows: Tensor) -> None:
+        """Copies the rows ``[K]``, int64 and on the tensors' device.
+
+        Raises:
+            IndexError: a number is not that of a row (on the CPU; other devices say it in their way).
+        """
+        numbers = rows.numpy() if rows.is_cpu and self._sources and len(rows) else None
+        if numbers is not None:
+            num_rows = len(self._sources[0])
+            # Negative ones are large as unsigned numbers: one look finds both.
+            if numbers.view(np.uint64).max() >= num_rows:
+                raise IndexError(
+                    f"Rows {numbers.min()} to {numbers.max()} were asked for; "
+                    f"there are rows 0 to {num_rows - 1}."
+                )
+            # Autograd does not see what numpy writes: a graph that was kept must notice, not go wrong.
+            increment_version(self._rooms)
+            # Sharing a tensor with other processes (`share_memory_`) moves the memory below it and its views;
+            # numpy would go on reading and writing where it was, which is somebody else's by then.
+            if list(map(Tensor.data_ptr, self._tensors)) != self._addresses:
+                numbers = None
+        torch_has_one_thread = torch.get_num_threads() == 1
+        for source, room, arrays, is_small in zip(
+            self._sources, self._rooms, self._arrays, self._are_small, strict=True
+        ):
+            if numbers is None or arrays is None or not (is_small or torch_has_one_thread):
+                torch.index_select(source, 0, rows, out=room)
+            else:
+                arrays[0].take(numbers, 0, arrays[1], "clip")  # "raise" goes through a copy of its own
 
 
 def gather_rows(x: Tensor, index: Tensor, *, out: Tensor | None = None) -> Tensor:
@@ -117,6 +118,13 @@ def gather_rows(x: Tensor, index: Tensor, *, out: Tensor | None = None) -> Tenso
         whole_rows = index.unsqueeze(1).expand(-1, width)
         return torch.gather(x.view(-1, width), 0, whole_rows, out=target).view(-1, *features)
     return torch.index_select(x, 0, index, out=out)
+
+
+def _flat_if_narrow(source: Tensor, room: Tensor) -> tuple[Tensor, Tensor]:
+    """Both without gradients, and with one dimension if a row is one number."""
+    if source.shape[1:].numel() == 1:
+        return source.detach().reshape(-1), room.view(-1)
+    return source.detach(), room
 
 
 def _arrays(source: Tensor, room: Tensor) -> tuple[np.ndarray, np.ndarray] | None:

@@ -26,7 +26,9 @@ _MADV_HUGEPAGE: int | None = getattr(mmap, "MADV_HUGEPAGE", None)
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 """glibc, malloc/malloc.h: free memory from which the system gets it back, and a block's size likewise."""
-_MOST_FREE, _LARGEST_BLOCK = 2**31 - 1, 2**30
+_MOST_FREE = 2**31 - 1
+_LARGEST_BLOCKS = (2**30, 2**25)
+"""Older versions of glibc refuse what is above 32 MiB (``HEAP_MAX_SIZE / 2`` in malloc/arena.c)."""
 _SET_BY_USER = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
 
 
@@ -99,5 +101,8 @@ def keep_freed_memory() -> bool:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
     if mallopt is None or any(name in os.environ for name in _SET_BY_USER):
         return False
-    settings = ((_M_TRIM_THRESHOLD, _MOST_FREE), (_M_MMAP_THRESHOLD, _LARGEST_BLOCK))
-    return all([mallopt(*setting) for setting in settings])
+    # The block's size first: either setting ends glibc's own adapting of it, and from then on each block
+    # above 128 KiB would come from the system and go back to it, if the first one had been refused.
+    if not any(mallopt(_M_MMAP_THRESHOLD, size) for size in _LARGEST_BLOCKS):
+        return False
+    return bool(mallopt(_M_TRIM_THRESHOLD, _MOST_FREE))

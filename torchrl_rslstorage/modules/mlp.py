@@ -27,7 +27,9 @@ class MLPActor(GaussianActor):
         in_features: their summed width.
         action_dim: A.
         hidden_dims: widths of the hidden layers (rsl_rl 5.5.1, models/mlp_model.py).
-        activation: name of the activation.
+        activation: name of the activation. An "elu" writes into what the layer before it returned, which is
+            what a hook on that layer sees; set ``inplace`` of the ``nn.ELU`` modules to False for hooks that
+            look at layers before their activation, and for full backward hooks, which torch refuses else.
         normalize_observations: keep an `EmpiricalNormalizer` before the MLP.
         init_std: standard deviation at the start.
         std_type: what is learned, the standard deviation ("scalar") or its logarithm ("log"); both start
@@ -99,7 +101,7 @@ class MLPCritic(ValueCritic):
         in_keys: observation groups, concatenated; may hold what the actor does not see.
         in_features: their summed width.
         hidden_dims: widths of the hidden layers.
-        activation: name of the activation.
+        activation: name of the activation, as in `MLPActor`.
         normalize_observations: keep an `EmpiricalNormalizer` before the MLP.
         value_key: the entry written.
 

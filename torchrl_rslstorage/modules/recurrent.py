@@ -117,7 +117,7 @@ class RNNActor(RecurrentModule, GaussianActor):
         rnn_hidden_dim: H.
         rnn_num_layers: stacked layers.
         hidden_dims: widths of the head's hidden layers.
-        activation: name of the activation.
+        activation: name of the activation, as in `MLPActor`.
         normalize_observations: keep an `EmpiricalNormalizer` before the RNN.
         init_std, std_type: as in `MLPActor`.
         action_key, log_prob_key, loc_key, scale_key: the entries written.
@@ -219,7 +219,7 @@ class RNNCritic(RecurrentModule, ValueCritic):
         rnn_hidden_dim: H.
         rnn_num_layers: stacked layers.
         hidden_dims: widths of the head's hidden layers.
-        activation: name of the activation.
+        activation: name of the activation, as in `MLPActor`.
         normalize_observations: keep an `EmpiricalNormalizer` before the RNN.
         value_key: the entry written.
         state_key: the group of the states, as in `RNNActor`.

@@ -307,7 +307,8 @@ class RolloutGAE:
         critic = () if self.value_network is None else self.value_network.in_keys
         read = [canonical(key) for key in (*after.keys(True, True), *critic)]
         names = [key for key in read if key not in made]
-        columns = {key: window.get(key, None) for key in [*names, _under_next(self.reward_key), *made]}
+        # In the order of a step: what the networks made of the observations comes before the reward.
+        columns = {key: window.get(key, None) for key in [*names, *made, _under_next(self.reward_key)]}
         check_finite({key: x for key, x in columns.items() if isinstance(x, Tensor)}, bootstraps, advantage)
 
     def _check(

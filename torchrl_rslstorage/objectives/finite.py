@@ -79,7 +79,8 @@ def check_finite(columns: Mapping[Key, Tensor], bootstraps: Bootstraps, advantag
     raise ValueError(
         f"{show(fault.key)} is {fault.value} at step {fault.t} of environment {fault.n} "
         f"({int(bad_cells.sum())} of {bad_cells.numel()} cells of this window are not finite). "
-        "Check that environment's reward and observations."
+        "Check that environment's reward and observations; where a network wrote it, the network's weights "
+        "and the standard deviation of its actions."
     )
 
 

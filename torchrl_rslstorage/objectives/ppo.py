@@ -226,7 +226,9 @@ class RSLPPOLoss(PPOLoss):
             tensordict: batch size ``[B]``, or ``[L, B]`` with ``mask``, with the keys of ``in_keys``; it is
                 not written to.
         """
-        return unchecked(self.terms(tensordict))
+        terms = self.terms(tensordict)
+        # A subclass may add plain numbers and nested keys, which TensorDict makes entries of.
+        return unchecked(terms) if type(self).terms is RSLPPOLoss.terms else TensorDict(cast("Any", terms))
 
     def terms(self, tensordict: TensorDictBase) -> dict[str, Tensor]:
         """What `forward` returns, as a dictionary: less overhead, and what ``torch.compile`` is given."""
@@ -352,7 +354,8 @@ class RSLPPOLoss(PPOLoss):
         radius, old = self.clip_value, targets.value
         if radius is not None and old is not None:
             clipped = old + (value - old).clamp(-radius, radius) - targets.value_target
-            error = torch.where(clipped.detach().abs() > error.detach().abs(), clipped, error)
+            # Asked this way round, so that a value that is not a number is seen in the loss.
+            error = torch.where(clipped.detach().abs() <= error.detach().abs(), error, clipped)
         return (error * error).mean()
 
     def _entropy(self, dist: Distribution, ndim: int) -> Tensor:

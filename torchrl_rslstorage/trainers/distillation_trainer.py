@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,7 @@ class DistillationTrainer(WindowTrainer):
 
     Raises:
         ValueError: the collector has no `RolloutBuffer` or acts with another student, or a number is out of
-            its range.
+            its range; in training, the student's loss is not finite.
         TypeError: the policy is no `StudentTeacher`.
 
     Examples:
@@ -140,6 +141,12 @@ class DistillationTrainer(WindowTrainer):
         if isinstance(std, torch.Tensor):
             values.append(std.mean())
         behavior, reward, *rest = torch.stack([x.double() for x in values]).tolist()
+        if not math.isfinite(behavior):
+            raise ValueError(
+                f"The student's loss is {behavior} in iteration {self.num_iterations}, and its weights are "
+                "not to be trusted any more. Check the observations, the teacher's weights and the learning "
+                "rate, and go on from the last checkpoint."
+            )
         metrics = {
             "Loss/behavior": behavior,
             "Loss/learning_rate": self.config.learning_rate,
