@@ -4,6 +4,9 @@ All three train on the package's pendulums, each through its own normal interfac
 `RolloutCollector`; rsl-rl-lib's ``OnPolicyRunner.learn(1)`` over a thin ``VecEnv`` around the same
 dynamics; TorchRL's ``Collector`` and the loop of its PPO example. Logging is off everywhere; ours still
 counts episodes and fetches its metrics, which rsl-rl-lib only does when it logs.
+
+Our trainer makes the process keep freed memory (`keep_freed_memory`), from which the others gain as much. In
+an environment with ``GLIBC_TUNABLES=`` it does not, and all sides run as in any process.
 """
 
 from __future__ import annotations
