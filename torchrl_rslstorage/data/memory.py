@@ -83,9 +83,9 @@ def keep_freed_memory() -> bool:
     """Lets this process keep the memory that networks free on the CPU, instead of giving it back each time.
 
     glibc returns large blocks to the system as soon as they are freed, and the next mini-batch gets them
-    back page by page, each filled with zeros first. With it, an update of 24 x 1024 (MLP 256-128-64) takes
-    0.8 of the time, one of 24 x 4096 (512-256-128) 0.8 as well (two-core EPYC, one thread, glibc 2.36). The
-    process stays as large as it once was.
+    back page by page, each filled with zeros first. With it, an update of 24 x 1024 (MLP 256-128-64) or of
+    24 x 4096 (512-256-128) takes 0.9 of the time (two-core EPYC, one thread, glibc 2.36). The process stays
+    as large as it once was.
 
     It holds for the whole process, from now on. The trainers call it when they are built; loops of your own
     may. Environment variables that say how glibc shall allocate win.
