@@ -323,6 +323,31 @@ def test_without_next_observations_the_table_knows_the_cells_only():
     assert tensors(observation) == {}
 
 
+@pytest.mark.parametrize("num_later", [1, 5, 40])
+def test_what_a_window_keeps_is_its_own_after_one_whose_table_had_to_grow(num_later):
+    table = final_observations.CellTable(4, torch.device("cpu"))
+    every = torch.ones(4, 1, dtype=torch.bool)
+    for window, later in enumerate((40, num_later)):
+        table.clear()
+        table.record(0, None, {"state": torch.full((4, 2), 1000.0 * window)})
+        for t in range(1, later + 1):
+            table.record(t, every, {"state": torch.full((4, 2), 1000.0 * window + t)})
+        found = table.read()
+        expected = 1000.0 * window + torch.arange(later + 1.0).repeat_interleave(4)
+        assert found.t.tolist() == [t for t in range(later + 1) for _ in range(4)]
+        assert torch.equal(found.observation["state"], expected.unsqueeze(-1).expand(-1, 2))
+
+
+def test_a_window_may_keep_another_whole_row_than_the_one_before():
+    table = final_observations.CellTable(3, torch.device("cpu"))
+    for t in (4, 2):
+        table.clear()
+        table.record(t, None, {"state": torch.full((3, 1), float(t))})
+        found = table.read()
+        assert found.t.tolist() == [t] * 3
+        assert found.observation["state"].flatten().tolist() == [t] * 3
+
+
 # -- saving ------------------------------------------------------------------------------------
 
 

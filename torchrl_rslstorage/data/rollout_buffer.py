@@ -152,11 +152,10 @@ class RolloutBuffer(UpdateBuffer):
             OverflowError: the window is full.
             KeyError, ValueError: keys, shapes or dtypes are not those of the first row.
         """
-        if not isinstance(data, TensorDictBase):
-            _require_tensordict(data)
+        _require_tensordict(data)
         if self._has_transform():
             data = self._transform.inv(data)
-        return self._writer.add(data if data.ndim else _batched(data, self.num_envs))
+        return self._writer.add(_batched(data, self.num_envs))
 
     def extend(  # pyright: ignore[reportIncompatibleMethodOverride] - TorchRL types data as a Sequence
         self,

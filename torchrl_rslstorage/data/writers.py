@@ -133,12 +133,10 @@ class RolloutWriter(WriterBase):
     def add(self, data: TensorDictBase) -> int:
         """Copies one whole row ``[N]`` with its ``next``; returns the row's number."""
         storage, row = self.storage, self._cursor
-        if row == storage.num_steps:
-            self._check_room(1)
+        self._check_room(1)
         if self._half_open:
             raise RuntimeError(f"Row {row} is half written: close it with write_next.")
-        if data.batch_size != self._batch_size:
-            self._check_batch(data)
+        self._check_batch(data)
         storage.write_row(row, data)
         self._close_row()
         return row
